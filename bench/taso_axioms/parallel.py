@@ -258,10 +258,10 @@ def _embedding() -> Iterator[Axiom]:
     def rows(ids: Term, table: Term) -> ResultOf:
         return op("embedding", ids, table)
 
-    ids, table = tensor("i", "d*n a..", integer=True), tensor("t", "v e")
+    ids, table = tensor("i", "d*n a..", elements="int"), tensor("t", "v e")
     both = rows(partition(ids, 0), replicate(table)), partition(rows(ids, table), 0)
     yield Axiom("G1", "emb(Part_n i, Repl t) = Part_n emb(i, t)", rule("embedding-rows", *both))
-    ids, table = tensor("i", "n s", integer=True), tensor("t", "v d*e")
+    ids, table = tensor("i", "n s", elements="int"), tensor("t", "v d*e")
     both = rows(replicate(ids), partition(table, 1)), partition(rows(ids, table), 2)
     yield Axiom("G2", "emb(Repl i, Part_e t) = Part_e emb(i, t)", rule("embedding-columns", *both))
     table = tensor("t", "d*v e")

@@ -29,11 +29,11 @@ Given: TypeAlias = str | int | float
 
 
 def tensor(
-    name: str, shape: str = "", degrees: str = "", sum: str = "1", copy: str = "1", integer: bool = False
+    name: str, shape: str = "", degrees: str = "", sum: str = "1", copy: str = "1", elements: str = "float"
 ) -> Input:
     """An input: `tensor("x", "a.. d*n k", degrees="1 d 1")`."""
     sizes = tuple(DimPack(s[:-2]) if s.endswith("..") else parse_poly(s) for s in shape.split())
-    return Input(name, sizes, tuple(map(parse_poly, degrees.split())), parse_poly(sum), parse_poly(copy), integer)
+    return Input(name, sizes, tuple(map(parse_poly, degrees.split())), parse_poly(sum), parse_poly(copy), elements)
 
 
 def op(name: str, /, *operands: Term, **attributes: Given) -> ResultOf:

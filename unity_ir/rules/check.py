@@ -18,6 +18,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Value, leaf
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import (
+    ELEMENTS,
     AttrExpr,
     AttrParameter,
     Bindings,
@@ -190,13 +191,13 @@ def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
     """
     Make an input node for each of the rule's inputs, with the sizes and degrees that they have when the rule's symbols
     have the values in `bindings`, by name; return the nodes' values by input name. Element types are i64 for integers,
-    else f32.
+    bool for conditions, else f32.
 
     Raises `UnityError` if the bindings give an impossible type.
     """
     found: dict[str, Value] = {}
     for item in rule.inputs:
-        type = input_type(item, "i64" if item.integer else "f32", bindings)
+        type = input_type(item, "f32" if item.elements == "float" else ELEMENTS[item.elements][0], bindings)
         found[item.name] = leaf("input", type, name=item.name).result
     return found
 

@@ -15,8 +15,9 @@ Parses rewrite rules (substitutions) from text. A file holds any number of them:
 
 Sizes, degrees and integers are polynomials, `a..` any number of dims and `#a` their number, `$act` an attribute that
 the match gives; an attribute that is not written has its default. Symbols are 1 or more (a padding is `p - 1`).
-`[d*n:d, k] sum = d copy = e` is a divided input, `int [b..]` one of integers. After the inputs may follow
-`where n >= 2*m, ..` and `attributes {exact, proof = {verdict = "proved", seconds = 0.1, assumed = [".."]}}`.
+`[d*n:d, k] sum = d copy = e` is a divided input, `int [b..]` one of integers, `bool [b..]` one of conditions. After the
+inputs may follow `where n >= 2*m, ..` and `attributes {exact, proof = {verdict = "proved", seconds = 0.1, assumed =
+[".."]}}`.
 
 The dialect `subst` reads the same text, through the functions here.
 """
@@ -130,13 +131,13 @@ class _Build(Transformer[Token, tuple[Substitution, ...]]):
         return "copy", degree
 
     def tensor(self, *parts: Any) -> Input:
-        integer = isinstance(parts[0], Token)
-        dims, *others = parts[integer:]
+        elements = str(parts[0]) if isinstance(parts[0], Token) else "float"
+        dims, *others = parts[isinstance(parts[0], Token) :]
         sizes, degrees = zip(*dims, strict=True) if dims else ((), ())
-        return Input("", sizes, degrees if any(d != ONE for d in degrees) else (), **dict(others), integer=integer)
+        return Input("", sizes, degrees if any(d != ONE for d in degrees) else (), **dict(others), elements=elements)
 
     def input(self, name: Token, tensor: Input) -> tuple[Token, Input]:
-        return name, Input(name[1:], tensor.shape, tensor.degrees, tensor.sum, tensor.copy, tensor.integer)
+        return name, Input(name[1:], tensor.shape, tensor.degrees, tensor.sum, tensor.copy, tensor.elements)
 
     def inputs(self, *items: tuple[Token, Input]) -> tuple[tuple[Token, Input], ...]:
         return items

@@ -44,6 +44,13 @@ AttrExpr: TypeAlias = Poly | tuple[Poly, ...] | AttrParameter | float | str
 
 ShapeEntry: TypeAlias = Poly | DimPack
 
+ELEMENTS: Mapping[str, tuple[str, ...]] = {
+    "float": ("f64", "f32", "bf16", "f16"),
+    "int": ("i64", "i32", "bool"),
+    "bool": ("bool",),
+}
+"""Element types that an input of a rule may have, by what its text says of them; the first is that of samples."""
+
 Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
 """Values of sizes, degrees and attribute parameters by name; for packs, the sizes of their dims."""
 
@@ -54,8 +61,7 @@ class Input:
     An input of a rule: it matches any value of this shape and division into pieces. Compared by identity.
 
     `degrees` has the number of pieces of each entry of `shape` (1 for packs); if empty, all are 1. `sum` pieces are
-    addends of the value, `copy` pieces are equal. `integer` asks for integer elements, otherwise they are floating
-    point.
+    addends of the value, `copy` pieces are equal. `elements` says of what types elements may be: a key of `ELEMENTS`.
     """
 
     name: str
@@ -63,7 +69,7 @@ class Input:
     degrees: tuple[Poly, ...] = ()
     sum: Poly = ONE
     copy: Poly = ONE
-    integer: bool = False
+    elements: str = "float"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -202,3 +202,45 @@ def product(polys: Iterable[Poly]) -> Poly:
     for p in polys:
         out = out * p
     return out
+
+
+def exact_quotient(size: Poly, by: Poly) -> Poly | None:
+    """
+    Return the quotient `size / by` of two polynomials; None if there is a remainder.
+
+    Given `k*m + l*m` and `k + l` returns `m`.
+    """
+    if by == ONE:
+        return size
+    if len(by.terms) != 1:
+        return _long_division(size, by)
+    ((names, factor),) = by.terms
+    out: list[tuple[tuple[str, ...], int]] = []
+    for m, c in size.terms:
+        left = list(m)
+        for n in names:
+            if n not in left:
+                return None
+            left.remove(n)
+        if c % factor:
+            return None
+        out.append((tuple(left), c // factor))
+    return Poly(tuple(sorted(out)))
+
+
+def _long_division(size: Poly, by: Poly) -> Poly | None:
+    """Return the quotient of two polynomials, term by term from the highest; None if there is a remainder."""
+    quotient, rest = ZERO, size
+    highest = max(by.terms, key=_order)
+    while rest.terms:
+        factor = exact_quotient(Poly((max(rest.terms, key=_order),)), Poly((highest,)))
+        if factor is None:
+            return None
+        quotient, rest = quotient + factor, rest - factor * by
+    return quotient
+
+
+def _order(term: Term) -> tuple[int, tuple[str, ...]]:
+    """Return where a term stands in an order that products keep: by degree, then by symbols."""
+    names, _ = term
+    return len(names), names

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.types import TensorType
-from unity_ir.rules.pattern import AttrExpr, AttrParameter, Bindings, Condition, DimPack, Input, value_of
+from unity_ir.rules.pattern import ELEMENTS, AttrExpr, AttrParameter, Bindings, Condition, DimPack, Input, value_of
 from unity_ir.rules.poly import ONE, Poly
 from unity_ir.tdl.syntax import AttrValue
 
@@ -108,13 +108,12 @@ class Equations:
     def shape(self, item: Input, type: TensorType) -> bool | None:
         """
         Add the equations that an input of the pattern has the shape and degrees of a type in the graph. Return True if
-        they may have a solution; return False if they have none, or if the type has halos or elements of another kind
-        (integers or not).
+        they may have a solution; return False if they have none, or if the type has halos or elements of another type.
 
         Return None, adding nothing, while the numbers of dims of several of the input's packs (`a..`, any number of
         dims) are unknown.
         """
-        if type.halo or type.halo_sum or item.integer == type.is_floating:
+        if type.halo or type.halo_sum or type.dtype not in ELEMENTS[item.elements]:
             return False
         names = [p.name for p in item.shape if isinstance(p, DimPack)]
         unknown = [n for n in names if f"#{n}" not in self.known]

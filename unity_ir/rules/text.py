@@ -32,7 +32,8 @@ def tensor_text(of: Input) -> str:
         for size, degree in zip(of.shape, degrees, strict=True)
     )
     extra = "".join(f" {kind} = {d}" for kind, d in (("sum", of.sum), ("copy", of.copy)) if d != ONE)
-    return f"{'int ' if of.integer else ''}[{', '.join(dims)}]{extra}"
+    kind = "" if of.elements == "float" else f"{of.elements} "
+    return f"{kind}[{', '.join(dims)}]{extra}"
 
 
 def _condition_text(condition: Condition) -> str:

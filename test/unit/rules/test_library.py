@@ -53,7 +53,7 @@ def test_both_sides_compute_the_same(rule: Substitution):
         random = np.random.default_rng(0)
         values = {
             item.name: random.integers(0, 2, inputs[item.name].shape)
-            if item.integer
+            if item.elements != "float"
             else random.standard_normal(inputs[item.name].shape)
             for item in rule.inputs
         }

@@ -246,7 +246,7 @@ def _input(name: str, type: Attribute) -> Input:
     if not isinstance(type, SubstTensorType):
         raise UnityError(f"subst.rule: input {name} is {type}; it must be a !subst.tensor")
     found = parse_tensor(type.data)
-    return Input(name, found.shape, found.degrees, found.sum, found.copy, found.integer)
+    return Input(name, found.shape, found.degrees, found.sum, found.copy, found.elements)
 
 
 def _side(block: Block, inputs: Sequence[Input]) -> tuple[Term, ...]:

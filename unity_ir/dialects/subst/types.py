@@ -22,7 +22,7 @@ from unity_ir.rules.text import tensor_text
 class SubstTensorType(Data[str], TypeAttribute):
     """
     `!subst.tensor<[a.., d*n:d] sum = d>`: a rule's input, shape and sharding in symbols (`a..`: any number of dims,
-    `d*n:d`: a dim of size d*n in d shards); `int [b..]`: of integers.
+    `d*n:d`: a dim of size d*n in d shards); `int [b..]`: of integers, `bool [b..]`: of conditions.
     """
 
     name = "subst.tensor"

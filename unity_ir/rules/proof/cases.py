@@ -14,7 +14,7 @@ from random import Random
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.pattern import AttrExpr, DimPack, Input, Operation, Substitution, Term
+from unity_ir.rules.pattern import ELEMENTS, AttrExpr, DimPack, Input, Operation, Substitution, Term
 from unity_ir.rules.poly import Poly, number, symbol
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
@@ -38,7 +38,7 @@ class Case:
     sample: Mapping[str, int]
     """A value for every symbol, none of them 1, at which lines are spelled out (packs expanded to single dims)."""
     dtypes: Mapping[str, str] = field(default_factory=lambda: DTYPES)
-    """Element types of the inputs, by name; inputs that are not in it are i64 if they are integers, else f64."""
+    """Element types of the inputs, by name; inputs that are not in it have the first of `ELEMENTS`."""
 
     @property
     def fixed(self) -> dict[str, Poly]:
@@ -151,8 +151,8 @@ def inputs_at(
 ) -> dict[str, TensorForm]:
     """
     Return the inputs of a rule as tensors of symbolic shapes, by name. Each pack `a..` becomes `ranks[a]` dims of the
-    sizes `a.0`, `a.1`, .. Element types are those in `dtypes`, by input name; an input that is not in it is i64 if it
-    holds integers, else f64.
+    sizes `a.0`, `a.1`, .. Element types are those in `dtypes`, by input name; an input that is not in it has the
+    first of `ELEMENTS`.
     """
     inputs: dict[str, TensorForm] = {}
     for i in rule.inputs:
@@ -162,7 +162,7 @@ def inputs_at(
                 shape += [symbol(f"{size.name}.{d}") for d in range(ranks[size.name])]
             else:
                 shape.append(size)
-        inputs[i.name] = named(i.name, tuple(shape), dtypes.get(i.name, "i64" if i.integer else "f64"))
+        inputs[i.name] = named(i.name, tuple(shape), dtypes.get(i.name, ELEMENTS[i.elements][0]))
     return inputs
 
 

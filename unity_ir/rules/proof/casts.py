@@ -41,10 +41,11 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     round first.
     """
     steps = [] if of.stored or of.dtype == dtype else [of.dtype]
-    if not _holds_all(of.dtype, dtype):
+    narrow = of.held if of.stored and of.held else of.dtype
+    if not _holds_all(narrow, dtype):
         steps.append(dtype)
     if not rounds:
-        steps = [dtype] if dtype in NOT_FLOATING and not _holds_all(of.dtype, dtype) else []
+        steps = [dtype] if dtype in NOT_FLOATING and not _holds_all(narrow, dtype) else []
 
     def element(at: ElementPosition) -> Form:
         form = of.element(at)
@@ -52,4 +53,5 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
             form = (Mono(UNIT, (), frozenset(), (Apply(f"as {step}", (form,)),)),)
         return form
 
-    return TensorForm(of.shape, element, dtype, stored=of.stored or of.dtype != dtype)
+    held = narrow if of.stored and _holds_all(narrow, dtype) else ""
+    return TensorForm(of.shape, element, dtype, stored=of.stored or of.dtype != dtype, held=held)

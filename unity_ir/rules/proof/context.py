@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from unity_ir.rules.poly import ZERO, Poly, symbol
+from unity_ir.rules.poly import ZERO, Poly, exact_quotient, symbol
 from unity_ir.rules.proof.forms import Constraint, box, fresh
-from unity_ir.rules.proof.tensors import exact_quotient
 
 
 @dataclass
@@ -32,10 +31,15 @@ class ProofContext:
         default_factory=dict[tuple[Poly, Poly], tuple[Poly, Poly]]
     )
     """Maps (position, divisor) to (quotient, remainder), for positions in dims of several variables."""
-    splits: dict[Poly, Poly] = field(default_factory=dict[Poly, Poly])
-    """Maps sizes to the divisor by which indices over them are made as `quotient * divisor + remainder`."""
-    sizes: dict[Poly, Poly] = field(default_factory=dict[Poly, Poly])
-    """Maps the position of each index to the size of the dim it runs over."""
+    splits: dict[tuple[str, Poly], Poly] = field(default_factory=dict[tuple[str, Poly], Poly])
+    """
+    Maps (side, size) to the divisor by which indices over that size, made for that side, are made as `quotient *
+    divisor + remainder`.
+    """
+    side: str = ""
+    """What indices are made for now: one of the two values that are compared (`left`, `right`), or both (empty)."""
+    sizes: dict[Poly, tuple[str, Poly]] = field(default_factory=dict[Poly, tuple[str, Poly]])
+    """Maps the position of each index to (side it was made for, size of the dim it runs over)."""
     rounds: bool = True
     """
     Casts that may change a number are uninterpreted functions; if False, casts to floating point are the identity.
@@ -65,11 +69,11 @@ class ProofContext:
         dims of this size by some divisor (`self.splits` gives it), the position is `quotient * divisor + remainder`,
         with a symbol for each of the two.
         """
-        inner = self.splits.get(size)
+        inner = self.splits.get((self.side, size))
         outer = None if inner is None else exact_quotient(size, inner)
         if inner is None or outer is None or inner == size:
             name = fresh(stem)
-            self.sizes[symbol(name)] = size
+            self.sizes[symbol(name)] = self.side, size
             if inner == size:
                 self.digits[symbol(name), size] = (ZERO, symbol(name))
             return symbol(name), [name], list(box(name, size))
@@ -89,7 +93,8 @@ class ProofContext:
         """
         rest = Poly(tuple(t for t in position.terms if exact_quotient(Poly((t,)), inner) is None))
         multiple = exact_quotient(position - rest, inner)
-        return (multiple, rest) if multiple is not None and self.sizes.get(rest) == inner else None
+        _, size = self.sizes.get(rest, ("", ZERO))
+        return (multiple, rest) if multiple is not None and size == inner else None
 
     def count(self, size: Poly, before: Poly, step: Poly, reach: Poly) -> Poly:
         """

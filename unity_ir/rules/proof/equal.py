@@ -30,6 +30,7 @@ from unity_ir.rules.proof.forms import (
     with_fresh_binders,
 )
 from unity_ir.rules.proof.normal import normal
+from unity_ir.rules.proof.piecewise import MOST_MONOMIALS, cleared, denominators, taken_apart
 from unity_ir.rules.proof.solver import Facts
 
 T = TypeVar("T")
@@ -56,31 +57,46 @@ class Equality:
     reason: str = ""
 
 
-def equal(left: Form, right: Form, facts: Facts) -> Equality:
+def equal(left: Form, right: Form, facts: Facts, where_left: bool = False) -> Equality:
     """
     Try to prove that two forms (values of tensor elements as sums of monomials) are equal for all values of their
     symbols that satisfy the constraints `facts`; return whether that was proved, and otherwise why not.
+
+    With `where_left`, they need not be equal where `left` is no number, since it divides by 0.
     """
     if left == right:
         return Equality(True)
     difference = (*left, *scaled(right, -1))
     try:
-        rest = _left(difference, facts)
+        rest = _left(difference, facts, left if where_left else ())
     except Undecided as reason:
         return Equality(False, str(reason))
     return Equality(False, f"these do not cancel: {'; '.join(m.text for m in rest[:4])}") if rest else Equality(True)
 
 
-def _left(form: Form, facts: Facts, again: bool = True) -> list[Mono]:
-    """Return the monomials left, in the first case where there are some, of a form that should be 0."""
+def _left(form: Form, facts: Facts, divisor: Form, again: bool = True) -> list[Mono]:
+    """
+    Return the monomials left, in the first case where there are some, of a form that should be 0 wherever `divisor` is
+    a number.
+    """
     for case, settled in _cases(form, facts):
         rest = _cancelled(settled, case)
         if again and any(True for _ in _open_guards(tuple(rest), case)):
             # What was summed over an index that is known now has guards on free indices, which were not split yet.
-            rest = _left(tuple(rest), case, again=False)
+            rest = _left(tuple(rest), case, divisor, again=False)
+        if rest and again:
+            rest = _on_second_look(rest, case, divisor)
         if rest:
             return rest
     return []
+
+
+def _on_second_look(rest: list[Mono], facts: Facts, divisor: Form) -> list[Mono]:
+    """Return the monomials left of those that normal forms leave, with denominators cleared, and by order of values."""
+    form = cleared(tuple(rest), denominators(normal(divisor, facts))) if divisor else tuple(rest)
+    if len(form) > MOST_MONOMIALS:
+        return rest
+    return rest if any(_cancelled(case, facts) for case in taken_apart(form, facts)) else []
 
 
 def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:

@@ -17,12 +17,12 @@ from unity_ir.ops.operator import Application, Operator
 from unity_ir.ops.operator import Tensor as OperatorTensor
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import AttrExpr, AttrParameter, Input, Substitution, Term
-from unity_ir.rules.poly import Poly, number
+from unity_ir.rules.poly import Poly, exact_quotient, number
 from unity_ir.rules.proof.cases import Case, attributes_at, result_of, tensors
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.lines import apply_operator
-from unity_ir.rules.proof.tensors import TensorForm, added, exact_quotient, named, zeros
+from unity_ir.rules.proof.tensors import TensorForm, added, named, zeros
 from unity_ir.tdl.syntax import AttrValue
 
 

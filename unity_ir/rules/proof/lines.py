@@ -138,7 +138,7 @@ class _Results:
 
         if isinstance(result.expr, Access) and result.dtype is not None:
             source = self.line.tensors[result.expr.tensor]
-            made = TensorForm(shape, element, source.dtype, source.stored)
+            made = TensorForm(shape, element, source.dtype, source.stored, source.held)
             return converted(made, result.dtype, self.line.context.rounds and not source.gradient)
         dtype = result.dtype or self.line.dtype
         stored = dtype == "bool" or (dtype == self.line.dtype and self._selects(result.expr))

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from operator import attrgetter
 
-from unity_ir.rules.poly import ZERO, Poly, symbol
+from unity_ir.rules.poly import ZERO, Poly, exact_quotient, symbol
+from unity_ir.rules.proof.conditions import condition, is_condition
 from unity_ir.rules.proof.forms import (
     UNIT,
     Apply,
@@ -35,7 +36,10 @@ from unity_ir.rules.proof.forms import (
     substitute_factor,
     times,
 )
-from unity_ir.rules.proof.scalar import CONDITIONS, is_condition, simplified, two_parts
+from unity_ir.rules.proof.lattice import extreme_of_values, nonempty, pulled_out
+from unity_ir.rules.proof.powers import with_powers
+from unity_ir.rules.proof.scalar import simplified
+from unity_ir.rules.proof.signs import CONDITIONS
 from unity_ir.rules.proof.solver import Facts
 
 SMALL = 2**20
@@ -65,7 +69,12 @@ def _normal(mono: Mono, facts: Facts) -> Form:
     sums: list[Form] = []
     for f in mono.factors:
         if isinstance(f, Read | SymbolValue):
-            factors.append(f)
+            position = f.indices[0].constant if isinstance(f, Read) and f.tensor == "#" else None
+            if position is None:
+                factors.append(f)
+            else:
+                # The element of the tensor of all indices at a known one is that number.
+                coefficient *= position
             continue
         # A function may turn out to be a product or a sum once its arguments are in normal form.
         value = _factor(f, inner)
@@ -78,12 +87,20 @@ def _normal(mono: Mono, facts: Facts) -> Form:
         factors += part.factors
         if part.domain:
             domain |= part.domain
+    powers = with_powers(factors, inner)
+    if powers is None:
+        return ()
+    factors, more = powers
+    sums += more
+    if not coefficient:
+        return ()
     if sums:
         product: Form = (Mono(coefficient, mono.binders, domain, tuple(factors)),)
         for each in sums:
             product = times(product, each)
         return normal(product, facts)
-    mono = _pinned(Mono(coefficient, mono.binders, domain, tuple(_without_repeats(_without_sizes(factors, inner)))))
+    kept = tuple(_without_repeats(_without_sizes(factors, inner)))
+    mono = _pinned(Mono(coefficient, mono.binders, domain, kept), facts)
     facts_in_it = [c for c in mono.domain if c in facts.constraints or _is_true(c)]
     if facts_in_it:
         mono = Mono(mono.coefficient, mono.binders, mono.domain.difference(facts_in_it), mono.factors)
@@ -111,7 +128,7 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
             if function.removesuffix("'") in ZERO_AT_ZERO and not known[0]:
                 return (Mono(Fraction(0)),)
             inner = _extreme(known[0]) if function == "relu" else None
-            if inner is not None and inner.parts and all(_nonempty(p, facts) for p in inner.parts):
+            if inner is not None and inner.parts and all(nonempty(p, facts) for p in inner.parts):
                 # It is monotone; of nothing at all there is no maximum, but relu of that would be 0.
                 moved = tuple(Quantified(p.binders, p.domain, apply("relu", (p.body,))) for p in inner.parts)
                 return _factor(Extreme(inner.reducer, moved), facts)
@@ -120,15 +137,19 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
             if function.startswith("as ") and (held := _held(function, known[0])):
                 return held
             guard = _comparison(function, known)
-            if guard is None and function == "gt" and _as_number(known[1]) == ZERO:
+            if guard is not None:
+                return (Mono(UNIT, (), frozenset({guard})),)
+            if function == "gt" and _as_number(known[1]) == ZERO:
                 # relu(x) > 0 is x > 0.
                 known = (_under_relu(known[0]), known[1])
-            return apply(function, known) if guard is None else (Mono(UNIT, (), frozenset({guard})),)
+            value = condition(function, known, facts)
+            return apply(function, known) if value is None else normal(value, facts)
         case Extreme(reducer, parts):
             done = (q for p in parts for q in _extremes(reducer, p, facts))
             factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=attrgetter("text"))))
-            if (value := two_parts(factor)) is not None:
-                return normal(value, facts)
+            for law in (pulled_out, extreme_of_values):
+                if (value := law(factor, facts)) is not None:
+                    return normal(value, facts)
         case _:
             pass
     return (Mono(UNIT, (), frozenset(), (factor,)),)
@@ -193,23 +214,6 @@ def _extreme(form: Form) -> Extreme | None:
         return None
     (factor,) = form[0].factors
     return factor if isinstance(factor, Extreme) and factor.reducer in ("max", "min") else None
-
-
-def _nonempty(part: Quantified, facts: Facts) -> bool:
-    """Return whether the binders have values: for each, every lower bound is below every upper one."""
-    if not facts.imply_all(c for c in part.domain if c.poly.symbols.isdisjoint(part.binders)):
-        return False
-    for b in part.binders:
-        own = [c for c in part.domain if b in c.poly.symbols]
-        factors = [c.poly.coefficient(b).constant for c in own]
-        alone = all(c.poly.symbols.isdisjoint(set(part.binders) - {b}) and not c.equal for c in own)
-        if not alone or any(f not in (1, -1) for f in factors):
-            return False
-        lower = [-c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == 1]
-        upper = [c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == -1]
-        if not all(facts.imply(Constraint(u - low)) for low in lower for u in upper):
-            return False
-    return True
 
 
 def _extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
@@ -314,22 +318,32 @@ def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) ->
     )
 
 
-def _pinned(mono: Mono) -> Mono:
+def _pinned(mono: Mono, facts: Facts) -> Mono:
     """Return a monomial without the binders whose value an equation gives, or two bounds that meet."""
     for c in mono.domain:
         if not c.equal and (opposite := Constraint(-c.poly)) in mono.domain:
             met = (mono.domain - {c, opposite}) | {Constraint(c.poly, equal=True)}
-            return _pinned(Mono(mono.coefficient, mono.binders, met, mono.factors))
+            return _pinned(Mono(mono.coefficient, mono.binders, met, mono.factors), facts)
     for c in mono.domain:
         if not c.equal:
             continue
         for b in mono.binders:
-            factor = c.poly.coefficient(b).constant
-            if factor in (1, -1) and b not in c.poly.without(b).symbols:
-                rest = c.poly.without(b)
-                value = -rest if factor == 1 else rest
-                return _pinned(_rewritten(mono, {b: value}, tuple(x for x in mono.binders if x != b)))
+            rest = _rest(c.poly, b, facts)
+            if rest is not None:
+                return _pinned(_rewritten(mono, {b: -rest}, tuple(x for x in mono.binders if x != b)), facts)
     return mono
+
+
+def _rest(poly: Poly, binder: str, facts: Facts) -> Poly | None:
+    """Return the r of an equation `f * (binder + r) = 0` whose factor f is not 0; None for others."""
+    factor = poly.coefficient(binder)
+    if factor.constant not in (1, -1):
+        if factor.constant is not None or not facts.imply(Constraint(factor - 1)):
+            return None
+        divided = exact_quotient(poly, factor)
+    else:
+        divided = poly if factor.constant == 1 else -poly
+    return None if divided is None or binder in (divided - symbol(binder)).symbols else divided - symbol(binder)
 
 
 def _size_of(mono: Mono, binder: str, alone: bool = True) -> Poly | None:

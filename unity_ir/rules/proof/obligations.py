@@ -307,7 +307,7 @@ def _interval(
 
 def _sums(operator: Operator, variable: str) -> None:
     """Check that the line is the sum, over the pieces, of the line over a piece. Raises `Undecided`."""
-    splits: dict[Poly, Poly] = {}
+    splits: dict[tuple[str, Poly], Poly] = {}
     for _ in range(4):
         it = _symbolic(operator, variable)
         it.context.splits = splits
@@ -326,7 +326,7 @@ def _sums(operator: Operator, variable: str) -> None:
 
 def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -> None:
     """Check that the line of a sum is the sum of the lines. Raises `Undecided`."""
-    splits: dict[Poly, Poly] = {}
+    splits: dict[tuple[str, Poly], Poly] = {}
     for _ in range(4):
         it = _symbolic(operator)
         it.context.splits = splits
@@ -383,8 +383,8 @@ def _equal_sum(it: _Symbolic, whole: TensorForm, part: TensorForm, degree: Poly)
         raise Undecided(verdict.reason)
 
 
-def _finer(it: _Symbolic, need: Undivided, splits: Mapping[Poly, Poly]) -> dict[Poly, Poly]:
-    size = it.context.sizes.get(need.position)
-    if size is None or size in splits:
+def _finer(it: _Symbolic, need: Undivided, splits: Mapping[tuple[str, Poly], Poly]) -> dict[tuple[str, Poly], Poly]:
+    made = it.context.sizes.get(need.position)
+    if made is None or made in splits:
         raise need
-    return {**splits, size: need.by}
+    return {**splits, made: need.by}

@@ -188,7 +188,7 @@ def _exact(rule: Substitution, case: Case, answers: Answers) -> None:
 
 def _split(claim: _Values | _Gradients, answers: Answers) -> None:
     """Prove a claim, splitting the indices over those sizes that the proof asks for. Raises `Undecided`."""
-    splits: dict[Poly, Poly] = {}
+    splits: dict[tuple[str, Poly], Poly] = {}
     case = claim.case
     for _ in range(SPLITS):
         restart()
@@ -197,10 +197,10 @@ def _split(claim: _Values | _Gradients, answers: Answers) -> None:
             _compare(claim, context, answers)
             return
         except Undivided as need:
-            size = context.sizes.get(need.position)
-            if size is None or size in splits:
+            made = context.sizes.get(need.position)
+            if made is None or made in splits:
                 raise
-            splits = {**splits, size: need.by}
+            splits = {**splits, made: need.by}
     raise Undecided(f"more than {SPLITS} sizes have to be taken apart")
 
 
@@ -220,7 +220,13 @@ def _compare(claim: _Values | _Gradients, context: ProofContext, answers: Answer
             at, _, inside = context.index("i", size)
             position.append(at)
             within += inside
-        a, b = left.element(tuple(position)), right.element(tuple(position))
-        verdict = equal(a, b, Facts([*positive, *given, *context.assumed, *within], answers))
+        # The sums of either side are taken apart as its own reshapes ask for.
+        context.side = "left"
+        a = left.element(tuple(position))
+        context.side = "right"
+        b = right.element(tuple(position))
+        context.side = ""
+        facts = Facts([*positive, *given, *context.assumed, *within], answers)
+        verdict = equal(a, b, facts, where_left=isinstance(claim, _Gradients))
         if not verdict.proved:
             raise Undecided(verdict.reason)

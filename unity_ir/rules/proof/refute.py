@@ -147,7 +147,8 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
     Search for a sample at which the gradients (vector-Jacobian products) of the two sides of a rule differ by more than
-    rounding; return (description of the first one, generic), or None if none is found.
+    rounding; return (description of the first one, generic), or None if none is found. Where the source's gradient is
+    no number, as that of a root below 0, any will do.
 
     generic is True if the gradients differ at random normal values, too, so that a tie of a maximum is not the reason.
     `seed` is that of the random samples. Raises `UnityError` if the rule is well typed at no small sizes.
@@ -168,13 +169,13 @@ def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | No
         pairs = [(n, source.get(n), target.get(n)) for n in (x.result for x in sample.leaves if x.types[0].is_floating)]
         whole = [(n, a or _zeros(n), b or _zeros(n)) for n, a, b in pairs]
         gradients = [(a, b) for _, a, b in whole]
-        found = _difference(sample, gradients, arrays, tuple(cotangents))
+        found = _difference(sample, gradients, arrays, tuple(cotangents), where_left=True)
         if found is not None:
             i, at, left, right = found
             name = whole[i][0].node.name
             # Between values that are moved a little there are no ties.
             moved = _moved(arrays, random)
-            apart = sample.plain or _difference(sample, gradients, moved, tuple(cotangents)) is not None
+            apart = sample.plain or _difference(sample, gradients, moved, tuple(cotangents), True) is not None
             return f"the gradient of {name} at {sample.where} is {left:.6g} and {right:.6g} at {at}", apart
     return None
 
@@ -214,9 +215,16 @@ def _products(side: Sequence[Value], cotangents: Sequence[Value], leaves: Sequen
 
 
 def _difference(
-    sample: Sample, pairs: Sequence[tuple[Value, Value]], arrays: Mapping[str, Array], more: tuple[Node, ...] = ()
+    sample: Sample,
+    pairs: Sequence[tuple[Value, Value]],
+    arrays: Mapping[str, Array],
+    more: tuple[Node, ...] = (),
+    where_left: bool = False,
 ) -> tuple[int, list[int], float, float] | None:
-    """Return the first pair of values that differ by more than rounding: which, where, and both numbers there."""
+    """
+    Return the first pair of values that differ by more than rounding: which, where, and both numbers there. With
+    `where_left`, places at which the left value is no number are left out.
+    """
     outputs = tuple(v for pair in pairs for v in pair)
     with np.errstate(all="ignore"):
         values = interpret(Graph("sample", (*sample.leaves, *more), outputs), dict(arrays), {})
@@ -234,6 +242,8 @@ def _difference(
         if not sample.plain:
             # What overflows, or divides by zero, is a number in the one order of operations and none in the other.
             apart &= np.isfinite(left) & np.isfinite(right)
+        if where_left:
+            apart &= ~np.isnan(left)
         if apart.any():
             at = np.unravel_index(int(np.argmax(apart)), apart.shape)
             return i, [int(x) for x in at], float(left[at]), float(right[at])

@@ -12,35 +12,16 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 
-from unity_ir.rules.poly import symbol
-from unity_ir.rules.proof.forms import (
-    UNIT,
-    Apply,
-    Constraint,
-    Extreme,
-    Form,
-    Mono,
-    MonoFactor,
-    Quantified,
-    SymbolValue,
-    apply,
-    constant,
-    scaled,
-    times,
-)
+from unity_ir.rules.proof.conditions import complement, is_condition
+from unity_ir.rules.proof.forms import UNIT, Apply, Form, Mono, MonoFactor, apply, constant, scaled, times
+from unity_ir.rules.proof.signs import factor_not_negative, is_turned, not_negative, signed, single
 from unity_ir.rules.proof.solver import Facts
-
-CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
-"""Functions whose values are 0 and 1."""
 
 ODD = ("tanh", "sin", "erf")
 """Functions f with f(-x) = -f(x)."""
 
 EVEN = ("cos",)
 """Functions f with f(-x) = f(x)."""
-
-NOT_NEGATIVE = ("exp", "sqrt", "abs", "relu", "philox", *CONDITIONS)
-"""Functions that are 0 or above wherever they are a number."""
 
 ROUNDING = (*ODD, *EVEN, "log", "sqrt", "pow", "sigmoid", "rsqrt", "exp")
 """Functions with a law that holds for real numbers, and not to the last bit for floating-point ones."""
@@ -109,6 +90,8 @@ def simplified(function: str, arguments: tuple[Form, ...], facts: Facts) -> Form
             return _rectified(x, facts)
         case "recip", ((Mono(coefficient, (), domain, (Apply("recip", (x,)),)),),) if not domain:
             return scaled(x, 1 / coefficient)
+        case "recip", ((Mono(coefficient, (), domain, (Apply("pow", (x, exponent)),)),),) if not domain:
+            return scaled(apply("pow", (x, scaled(exponent, -1))), 1 / coefficient)
         case "log", (x,):
             return _logarithm(x, facts)
         case "sqrt", (x,):
@@ -117,71 +100,56 @@ def simplified(function: str, arguments: tuple[Form, ...], facts: Facts) -> Form
             coefficient == 1 and not domain and not_negative(x, facts)
         ):
             return x
-        case "not", ((Mono(coefficient, (), domain, (Apply("not", (x,)),)),),) if coefficient == 1 and not domain:
-            return x if is_condition(x) else None
+        case "pow", (x, exponent):
+            return _powered(x, exponent)
         case "and", (a, b) if is_condition(a) and is_condition(b):
             return times(a, b)
-        case (("gt" | "ne"), (a, b)) if _same(a, b):
-            return ()
-        case (("ge" | "eq"), (a, b)) if _same(a, b):
-            return constant(1)
-        case _ if function in ODD and _is_turned(arguments[0]):
+        case "or", (a, b) if is_condition(a) and is_condition(b):
+            return (*a, *b, *scaled(times(a, b), -1))
+        case "not", (x,) if is_condition(x):
+            return complement(x)
+        case _ if function in ODD and is_turned(arguments[0]):
             return scaled(apply(function, (scaled(arguments[0], -1),)), -1)
-        case _ if function in EVEN and _is_turned(arguments[0]):
+        case _ if function in EVEN and is_turned(arguments[0]):
             return apply(function, (scaled(arguments[0], -1),))
         case _:
             return None
 
 
-def not_negative(form: Form, facts: Facts) -> bool:
-    """
-    Return whether it is shown that a value is 0 or above, or no number: a sum of monomials with coefficients above 0
-    and factors that are not negative, or come in pairs. `facts` are constraints that hold.
-    """
-    return all(m.coefficient > 0 and not _signed(m, facts.also(m.domain)) for m in form)
-
-
-def _signed(mono: Mono, facts: Facts) -> list[MonoFactor]:
-    """Return the factors of a monomial that may be negative, each once; pairs of equal factors are left out."""
-    return [f for f, n in Counter(mono.factors).items() if n % 2 and not _factor_not_negative(f, facts)]
-
-
-def _factor_not_negative(factor: MonoFactor, facts: Facts) -> bool:
-    match factor:
-        case Apply("recip", (x,)):
-            return not_negative(x, facts)
-        case Apply(function, _):
-            return function.removesuffix("'") in NOT_NEGATIVE
-        case SymbolValue(name):
-            return facts.imply(Constraint(symbol(name)))
-        case Extreme("max", parts):
-            # A maximum of nothing is below 0: some part has to have a value.
-            return any(not p.binders and not p.domain and not_negative(p.body, facts) for p in parts)
-        case Extreme("min" | "prod", parts):
-            return all(not_negative(p.body, facts.also(p.domain)) for p in parts)
+def _powered(x: Form, exponent: Form) -> Form | None:
+    """exp(a) to the power of b = exp(a b); constant exponents as `_power` does."""
+    if (power := _power(x, exponent)) is not None:
+        return power
+    match x:
+        case (Mono(coefficient, (), domain, factors),) if coefficient == 1 and not domain and factors:
+            exponentials = [f for f in factors if isinstance(f, Apply) and f.function == "exp"]
+            if len(exponentials) < len(factors):
+                return None
+            return apply("exp", (times(tuple(m for f in exponentials for m in f.arguments[0]), exponent),))
         case _:
-            return False
-
-
-def _single(form: Form) -> Mono | None:
-    """Return the only monomial of a form, if it is not summed over anything; else None."""
-    return form[0] if len(form) == 1 and not form[0].binders else None
+            return None
 
 
 def _absolute(x: Form, facts: Facts) -> Form | None:
     """|c a b| = |c| |a| |b|, |a| = a where a is not negative, and |-a| = |a|."""
     if not_negative(x, facts):
         return x
-    if (mono := _single(x)) is None:
-        return apply("abs", (scaled(x, -1),)) if _is_turned(x) else None
-    signed = _signed(mono, facts.also(mono.domain))
-    if not signed:
+    if (mono := single(x)) is None:
+        return apply("abs", (scaled(x, -1),)) if is_turned(x) else None
+    turning = signed(mono, facts.also(mono.domain))
+    if not turning:
         return (Mono(abs(mono.coefficient), (), mono.domain, mono.factors),)
-    if mono.factors == tuple(signed) and len(signed) == 1 and mono.coefficient == 1 and not mono.domain:
+    alone = mono.factors == tuple(turning) and len(turning) == 1 and mono.coefficient == 1 and not mono.domain
+    if alone and not (isinstance(turning[0], Apply) and turning[0].function == "recip"):
         return None
     factors = list(mono.factors)
-    for factor in signed:
-        factors[factors.index(factor)] = Apply("abs", ((Mono(UNIT, (), frozenset(), (factor,)),),))
+    for factor in turning:
+        match factor:
+            case Apply("recip", inner):
+                value = Apply("recip", (apply("abs", inner),))
+            case _:
+                value = Apply("abs", ((Mono(UNIT, (), frozenset(), (factor,)),),))
+        factors[factors.index(factor)] = value
     return (Mono(abs(mono.coefficient), (), mono.domain, tuple(factors)),)
 
 
@@ -191,11 +159,11 @@ def _rectified(x: Form, facts: Facts) -> Form | None:
         return x
     if not_negative(scaled(x, -1), facts):
         return ()
-    mono = _single(x)
+    mono = single(x)
     if mono is None:
         return None
     inside = facts.also(mono.domain)
-    outer = [f for f in mono.factors if _factor_not_negative(f, inside)]
+    outer = [f for f in mono.factors if factor_not_negative(f, inside)]
     if not outer and abs(mono.coefficient) == 1 and not mono.domain:
         return None
     rest = tuple(f for f in mono.factors if f not in outer)
@@ -205,10 +173,15 @@ def _rectified(x: Form, facts: Facts) -> Form | None:
 
 
 def _logarithm(x: Form, facts: Facts) -> Form | None:
-    """log(exp(a) b / c) = a + log(b) - log(c), for c not negative."""
-    mono = _single(x)
+    """log(exp(a) b / c) = a + log(b) - log(c), for c not negative; log(sqrt(a)) = log(a) / 2."""
+    mono = single(x)
     if mono is None or mono.domain:
         return None
+    match mono:
+        case Mono(coefficient, (), _, (Apply("sqrt", (a,)),)) if coefficient == 1:
+            return scaled(apply("log", (a,)), Fraction(1, 2))
+        case _:
+            pass
     found: list[Mono] = []
     rest: list[MonoFactor] = []
     for factor in mono.factors:
@@ -227,7 +200,7 @@ def _logarithm(x: Form, facts: Facts) -> Form | None:
 
 def _root(x: Form) -> Form | None:
     """sqrt(a a) = |a|."""
-    mono = _single(x)
+    mono = single(x)
     if mono is None or mono.domain or mono.coefficient != 1 or not mono.factors:
         return None
     counts = Counter(mono.factors)
@@ -235,42 +208,3 @@ def _root(x: Form) -> Form | None:
         return None
     half = tuple(f for f, n in counts.items() for _ in range(n // 2))
     return apply("abs", ((Mono(UNIT, (), frozenset(), half),),))
-
-
-def _is_turned(form: Form) -> bool:
-    """Return whether a form is to be written as the negative of another: its first coefficient is below 0."""
-    return bool(form) and min(form, key=lambda m: Mono(UNIT, m.binders, m.domain, m.factors).text).coefficient < 0
-
-
-def is_condition(form: Form) -> bool:
-    """Return whether a value is 0 or 1: a product of conditions."""
-    match form:
-        case (Mono(coefficient, (), _, factors),):
-            return coefficient == 1 and all(isinstance(f, Apply) and f.function in CONDITIONS for f in factors)
-        case _:
-            return False
-
-
-def two_parts(factor: Extreme) -> Form | None:
-    """
-    Return the value of a maximum or minimum of two values as max(x, 0) = relu(x), min(x, 0) = -relu(-x) or max(x, -x) =
-    |x|; of a single value, or of equal ones, that value; None for others.
-    """
-    if factor.reducer not in ("max", "min") or any(p.binders or p.domain for p in factor.parts):
-        return None
-    bodies = list({Quantified((), frozenset(), p.body).text: p.body for p in factor.parts}.values())
-    if len(bodies) == 1:
-        return bodies[0]
-    if len(bodies) != 2:
-        return None
-    sign = 1 if factor.reducer == "max" else -1
-    if () in bodies:
-        (x,) = [b for b in bodies if b != ()]
-        return scaled(apply("relu", (scaled(x, sign),)), sign)
-    if _same(bodies[0], scaled(bodies[1], -1)):
-        return scaled(apply("abs", (bodies[0],)), sign)
-    return None
-
-
-def _same(a: Form, b: Form) -> bool:
-    return Counter(m.text for m in a) == Counter(m.text for m in b)

@@ -20,6 +20,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Node, Value, leaf
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import (
+    ELEMENTS,
     AttrParameter,
     Bindings,
     DimPack,
@@ -47,9 +48,6 @@ SAMPLED_RANKS = (0, 1, 1, 2, 2, 3, 4)
 NUMBERS = (0.5, 1.5, 2.0, -1.0, 0.0, -0.25, 3.0, 1.0)
 """Values at samples of attributes that are any number."""
 
-FLOATS, INTEGERS = ("f64", "f32", "bf16", "f16"), ("i64", "i32", "bool")
-"""Element types that an input of a rule may have: of floating point numbers, or of others (`int`)."""
-
 LARGE = 300
 """A size that rules with casts are tried at."""
 
@@ -57,7 +55,7 @@ MOST_OF_TWO_LARGE = 4
 """Symbols of a rule up to which two of them are large at once."""
 
 DTYPES: Mapping[str, str] = {}
-"""Element types of inputs by name; those that are not there are `f64` and `i64`."""
+"""Element types of inputs by name; those that are not there are the first of `ELEMENTS`."""
 
 MOST_CAST = 3
 """Inputs of a rule that casts, at most: all their element types are gone through."""
@@ -178,7 +176,7 @@ def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
     names = [i.name for i in rule.inputs]
     if len(names) > MOST_CAST:
         raise UnityError(f"rule {rule.name}: casts of more than {MOST_CAST} inputs are not looked into")
-    for found in product(*(INTEGERS if i.integer else FLOATS for i in rule.inputs)):
+    for found in product(*(ELEMENTS[i.elements] for i in rule.inputs)):
         yield dict(zip(names, found, strict=True))
 
 
@@ -198,7 +196,7 @@ def sides(rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DT
         values |= {f"#{s}": len(v) for s, v in bindings.items() if isinstance(v, tuple)}
         if condition.poly.at(values) < 0:
             raise UnityError(f"rule {rule.name}: {condition.poly} >= 0 does not hold")
-    found = {i.name: dtypes.get(i.name, "i64" if i.integer else "f64") for i in rule.inputs}
+    found = {i.name: dtypes.get(i.name, ELEMENTS[i.elements][0]) for i in rule.inputs}
     leaves = [leaf("input", input_type(i, found[i.name], bindings), name=i.name) for i in rule.inputs]
     inputs = {n.name: n.result for n in leaves}
     source, target = build(rule.source, inputs, bindings), build(rule.target, inputs, bindings)

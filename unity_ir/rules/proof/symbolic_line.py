@@ -11,12 +11,12 @@ from functools import cache
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
 from unity_ir.rules.pattern import AttrExpr, attribute_expression
-from unity_ir.rules.poly import ZERO, Poly, number, product
+from unity_ir.rules.poly import ZERO, Poly, exact_quotient, number, product
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.dims import dim_size, number_of
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import Constraint
-from unity_ir.rules.proof.tensors import TensorForm, exact_quotient
+from unity_ir.rules.proof.tensors import TensorForm
 from unity_ir.tdl import syntax
 from unity_ir.tdl.bind import Spelled
 from unity_ir.tdl.syntax import Affine, Composite, Entry, Var, WrittenIndex

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from unity_ir.rules.poly import ONE, ZERO, Poly, product, symbol
+from unity_ir.rules.poly import ONE, ZERO, Poly, exact_quotient, product, symbol
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.forms import UNIT, Constraint, Form, Mono, Read, box, fresh, summed
+from unity_ir.rules.proof.forms import UNIT, Apply, Constraint, Form, Mono, Read, box, fresh, summed
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 ElementPosition: TypeAlias = tuple[Poly, ...]
@@ -38,6 +38,8 @@ class TensorForm:
     """Element type."""
     stored: bool = False
     """Elements are already rounded to the element type; otherwise they are real numbers still to be rounded."""
+    held: str = ""
+    """A narrower element type that holds all elements, too, since they were cast from it; empty if none is known."""
     gradient: bool = False
     """Computed from the gradient of a result; how its casts round is not part of what is proved."""
 
@@ -50,9 +52,14 @@ class TensorForm:
 def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
     """
     Make the symbolic tensor of a rule's input, of this shape and element type: its element at i is the unknown
-    `name[i]` (`Read`).
+    `name[i]` (`Read`); that of conditions `as bool(name[i])`, which is known to be 0 or 1.
     """
-    return TensorForm(shape, lambda at: (Mono(UNIT, (), frozenset(), (Read(name, at),)),), dtype, stored=True)
+
+    def element(at: ElementPosition) -> Form:
+        value: Form = (Mono(UNIT, (), frozenset(), (Read(name, at),)),)
+        return (Mono(UNIT, (), frozenset(), (Apply("as bool", (value,)),)),) if dtype == "bool" else value
+
+    return TensorForm(shape, element, dtype, stored=True)
 
 
 def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
@@ -65,30 +72,7 @@ def added(one: TensorForm, other: TensorForm) -> TensorForm:
     Add two symbolic tensors of the same shape, elementwise; the sum has the element type of `one`, and is not yet
     rounded to it.
     """
-    return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
-
-
-def exact_quotient(size: Poly, by: Poly) -> Poly | None:
-    """
-    Return the quotient `size / by` of two polynomials; None unless `by` is `size`, or one monomial that divides every
-    term of `size`.
-    """
-    if by == ONE:
-        return size
-    if len(by.terms) != 1:
-        return ONE if size == by else None
-    ((names, factor),) = by.terms
-    out: list[tuple[tuple[str, ...], int]] = []
-    for m, c in size.terms:
-        left = list(m)
-        for n in names:
-            if n not in left:
-                return None
-            left.remove(n)
-        if c % factor:
-            return None
-        out.append((tuple(left), c // factor))
-    return Poly(tuple(sorted(out)))
+    return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, gradient=one.gradient)
 
 
 PADDING = ("dim", "before", "after", "interior")
@@ -113,7 +97,7 @@ def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly)
         place = Constraint(step * symbol(i) + before - position[at], equal=True)
         return summed(of.element((*position[:at], symbol(i), *position[at + 1 :])), (i,), (*box(i, inner), place))
 
-    return TensorForm((*of.shape[:at], size, *of.shape[at + 1 :]), element, of.dtype, of.stored)
+    return TensorForm((*of.shape[:at], size, *of.shape[at + 1 :]), element, of.dtype, of.stored, of.held)
 
 
 def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
@@ -133,7 +117,7 @@ def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Pol
                 where[i] = at
         return of.element(tuple(where))
 
-    return TensorForm(tuple(shape), element, of.dtype, of.stored)
+    return TensorForm(tuple(shape), element, of.dtype, of.stored, of.held)
 
 
 def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:

@@ -10,6 +10,7 @@ from itertools import islice, permutations
 import pytest
 from taso_axioms.parallel import statements
 from taso_axioms.taso import axioms
+from xla_rules import COLLECTIONS, VERDICTS, rules
 
 from unity_ir.rules.pattern import AttrExpr, Operation, ResultOf, Substitution, Term
 from unity_ir.rules.poly import Poly
@@ -17,6 +18,7 @@ from unity_ir.rules.proof import prove as module
 from unity_ir.rules.proof.prove import prove
 
 RULES = [a.rule for a in (*axioms(), *statements()) if a.verdict == "proved"]
+RULES += [r for c in COLLECTIONS for r in rules(c) if r.name not in VERDICTS]
 
 
 def _changed(operation: Operation) -> Iterator[Operation]:

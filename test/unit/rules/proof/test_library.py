@@ -17,7 +17,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, type_steps
 from unity_ir.pcg.types import TensorType
 from unity_ir.rules.library import all_substitutions
-from unity_ir.rules.pattern import Bindings, Input, Operation, ResultOf, Substitution, Term, build, input_type
+from unity_ir.rules.pattern import ELEMENTS, Bindings, Input, Operation, ResultOf, Substitution, Term, build, input_type
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof.prove import prove
 from unity_ir.rules.proof.sides import samples
@@ -60,8 +60,8 @@ def with_gradients(side: tuple[Term, ...], rule: Substitution, bindings: Binding
     leaves: dict[str, Node] = {}
     inputs: dict[str, Value] = {}
     for i in rule.inputs:
-        type = input_type(i, "i64" if i.integer else "f64", bindings)
-        leaves[i.name] = leaf("input" if i.integer else "weight", type.serial, name=i.name)
+        type = input_type(i, ELEMENTS[i.elements][0], bindings)
+        leaves[i.name] = leaf("weight" if i.elements == "float" else "input", type.serial, name=i.name)
         inputs[i.name] = typed(leaves[i.name].result, type)
     results = build(side, inputs, bindings)
     loss: Value | None = None

@@ -13,6 +13,7 @@ import pytest
 
 from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Substitution
+from unity_ir.rules.proof.equal import equal
 from unity_ir.rules.proof.forms import UNIT, Form, Mono, Read, apply, constant, scaled, times
 from unity_ir.rules.proof.normal import normal
 from unity_ir.rules.proof.prove import prove
@@ -170,7 +171,8 @@ def test_laws_of_signs_are_exact(text: str):
 
 POINTS = [(x, y) for x in (-2.5, -1.0, -0.3, 0.0, 0.4, 1.0, 3.0) for y in (-1.7, 0.0, 0.6, 2.0)]
 UNARY = ("abs", "relu", "exp", "log", "sqrt", "recip", "tanh", "sin", "cos", "erf", "sigmoid", "rsqrt")
-BINARY = ("maximum", "minimum", "gt", "ge")
+BINARY = ("maximum", "minimum", "gt", "ge", "eq", "ne")
+COMPARISONS = ("gt", "ge", "eq", "ne")
 POWERS = (2.0, 3.0, 0.5, -1.0)
 NUMBERS = (-1, -3, Fraction(1, 2))
 
@@ -208,6 +210,12 @@ def of_two(a: Sample, b: Sample, call: Callable[[str, tuple[Form, ...]], Form], 
         yield f"{a[0]} * {b[0]}", times(a[1], b[1]), a[2] * b[2]
 
 
+def logic(function: str, a: Sample, b: Sample, call: Callable[[str, tuple[Form, ...]], Form]) -> Sample:
+    of = (a,) if function == "not" else (a, b)
+    made = call(function, tuple(form for _, form, _ in of))
+    return f"{function}({', '.join(text for text, _, _ in of)})", made, value(function, *(at > 0 for _, _, at in of))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("exact", [False, True], ids=["real", "exact"])
@@ -223,6 +231,8 @@ def test_expressions_of_one_form_have_the_same_values(exact: bool):
         e for a in first for b in first for e in of_two(a, b, call, exact)
     ]
     third = [e for a in second for e in of_one(a, call, exact)]
+    conditions = [e for e in second if e[0].partition("(")[0] in COMPARISONS]
+    third += [logic(f, a, random.choice(conditions), call) for a in conditions for f in ("and", "or", "not")]
     third += [
         e for a in second for b in [random.choice(first), random.choice(second)] for e in of_two(a, b, call, exact)
     ]
@@ -238,3 +248,25 @@ def test_expressions_of_one_form_have_the_same_values(exact: bool):
         limit = 0 if exact else 1e-9 * (1 + np.abs(values[finite]))
         assert (off <= limit).all(), f"{text} and {other} have one form"
     assert alike > 100
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_expressions_of_different_values_are_not_equal():
+    """With denominators cleared and values compared case by case, too; what the left one divides by is not 0."""
+    random, facts = Random(1), Facts(())
+    first = leaves()
+    second = [e for a in first for e in of_one(a, defined, False)]
+    second += [e for a in first for b in first for e in of_two(a, b, defined, False)]
+    third = [e for a in second for e in of_two(a, random.choice([*first, *second]), defined, False)]
+    fourth = [e for a in random.sample(third, 60) for e in of_two(a, random.choice(third), defined, False)]
+    proved = 0
+    for a, b in zip(random.choices([*third, *fourth], k=250), random.choices([*second, *third], k=250), strict=True):
+        name = f"{a[0]} and {b[0]}"
+        claims = [(a[1:], b[1:]), ((times(a[1], a[1]), a[2] * a[2]), (times(a[1], b[1]), a[2] * b[2]))]
+        for (left, at), (right, other) in claims:
+            if equal(left, right, facts, where_left=True).proved:
+                proved += 1
+                finite = np.isfinite(at) & np.isfinite(other)
+                assert (np.abs(at - other)[finite] <= 1e-9 * (1 + np.abs(at[finite]))).all(), name
+    assert proved > 4

@@ -162,7 +162,7 @@ def _input(name: str, variable: TypedTerm, shape: Sequence[Poly]) -> Input:
 
     of = variable.type[0]
     degrees = tuple(map(degree, of.degrees)) if any(d > 1 for d in of.degrees) else ()
-    return Input(name, tuple(shape), degrees, degree(of.sum), degree(of.copy), not of.is_floating)
+    return Input(name, tuple(shape), degrees, degree(of.sum), degree(of.copy), "float" if of.is_floating else "int")
 
 
 class _Names:

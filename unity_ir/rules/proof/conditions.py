@@ -1,0 +1,173 @@
+"""
+Comparisons and logic as values (forms: sums of monomials) that are 0 or 1, written by `gt` and `eq` alone: `a >= b` is
+1 - (b > a), `a or b` a + b - a b, `max(a, b) > c` by both. Products of equal conditions are one, so that all of
+propositional logic has a normal form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from unity_ir.rules.proof.forms import UNIT, Apply, Extreme, Form, Mono, MonoFactor, apply, constant, scaled, times
+from unity_ir.rules.proof.signs import CONDITIONS, is_total, not_negative, single
+from unity_ir.rules.proof.solver import Facts
+
+MOST_CONDITIONS = 16
+"""Addends of a sum that is looked at as a condition."""
+
+
+def complement(condition: Form) -> Form:
+    """Return 1 - `condition`, the opposite of a condition: a value that is 0 or 1."""
+    return (*constant(1), *scaled(condition, -1))
+
+
+def condition(function: str, arguments: tuple[Form, ...], facts: Facts) -> Form | None:
+    """
+    Return the value, 0 or 1, of a comparison of two values in normal form that are not both sizes or indices, by `gt`
+    and `eq`: `a >= b` is `not b > a`, a maximum is above c if one of its values is. Returns None where it is written so
+    already, or for other functions. `facts` are constraints that hold.
+    """
+    match function, arguments:
+        case "ne", (a, b):
+            return complement(apply("eq", (a, b)))
+        case "gt", (a, b) if a == b:
+            return ()
+        case _, (a, b) if not (is_total(a) and is_total(b)):
+            # What is no number is neither above nor below anything, nor equal to it.
+            return None
+        case "ge", (a, b):
+            return complement(apply("gt", (b, a)))
+        case "eq", (a, b):
+            return _equal(a, b)
+        case "gt", (a, b):
+            return _above(a, b, facts)
+        case _:
+            return None
+
+
+def _apart(a: Form, b: Form) -> tuple[Form, Form, Form]:
+    """Return a - b, its addends above 0, and those below with the sign turned: a > b as first > second."""
+    sums: dict[str, Mono] = {}
+    for m in (*a, *scaled(b, -1)):
+        key = Mono(UNIT, m.binders, m.domain, m.factors)
+        old = sums.get(key.text)
+        sums[key.text] = Mono(m.coefficient + (old.coefficient if old else 0), m.binders, m.domain, m.factors)
+    left = tuple(m for m in sums.values() if m.coefficient)
+    return left, tuple(m for m in left if m.coefficient > 0), scaled(tuple(m for m in left if m.coefficient < 0), -1)
+
+
+def _equal(a: Form, b: Form) -> Form | None:
+    difference, first, second = _apart(a, b)
+    if not difference:
+        return constant(1)
+    if first and second and not (is_condition(first) or is_condition(second)):
+        first, second = sorted((first, second), key=_text)
+    elif not first:
+        first, second = second, first
+    if not second and is_condition(first):
+        return complement(first)
+    if not second:
+        # A product is 0 where one of its factors is.
+        mono = single(first)
+        if mono is None or mono.domain:
+            return None if (a, b) == (first, second) else apply("eq", (first, second))
+        if mono.coefficient != 1 or len(mono.factors) != 1:
+            return complement(_product(complement(_zero(f)) for f in dict.fromkeys(mono.factors)))
+        match mono.factors[0]:
+            case Apply("exp" | "recip", _):
+                return ()
+            case Apply("abs" | "sqrt", (x,)):
+                return apply("eq", (x, ()))
+            case _:
+                pass
+    for value, other in ((first, second), (second, first)):
+        if other == constant(1) and value and is_condition(value):
+            return value
+    return None if (a, b) == (first, second) else apply("eq", (first, second))
+
+
+def _zero(factor: MonoFactor) -> Form:
+    """Return the condition that a factor is 0."""
+    return apply("eq", ((Mono(UNIT, (), frozenset(), (factor,)),), ()))
+
+
+def _product(forms: Iterable[Form]) -> Form:
+    found = constant(1)
+    for form in forms:
+        found = times(found, form)
+    return found
+
+
+def _above(a: Form, b: Form, facts: Facts) -> Form | None:
+    difference, first, second = _apart(a, b)
+    if not_negative(scaled(difference, -1), facts):
+        return ()
+    if difference and not any(m.factors or m.domain for m in difference):
+        return constant(1)
+    if not_negative(difference, facts):
+        return complement(apply("eq", (first, second)))
+    for value, other in ((first, second), (second, first)):
+        parts = _values(value)
+        if parts is None:
+            continue
+        reducer, values = parts
+        turn = (lambda x, y: (x, y)) if value is first else (lambda x, y: (y, x))
+        each = [apply("gt", turn(v, other)) for v in values]
+        if (reducer == "max") == (value is first):
+            return complement(_product(map(complement, each)))
+        return _product(each)
+    if second == () and is_condition(first):
+        return first
+    if first == constant(1) and is_condition(second):
+        return complement(second)
+    return None if (a, b) == (first, second) else apply("gt", (first, second))
+
+
+def _values(form: Form) -> tuple[str, list[Form]] | None:
+    """Return whether a value is a `max` or `min`, and of which values; None for others, and those over whole dims."""
+    match form:
+        case (Mono(coefficient, (), domain, (Extreme(reducer, parts),)),) if (
+            coefficient == 1 and not domain and parts and not any(p.binders or p.domain for p in parts)
+        ):
+            return (reducer, [p.body for p in parts]) if reducer in ("max", "min") else None
+        case _:
+            return None
+
+
+def _text(form: Form) -> str:
+    return " + ".join(sorted(m.text for m in form))
+
+
+def is_condition(form: Form) -> bool:
+    """Return whether a value is 0 or 1: a product of conditions."""
+    match form:
+        case ():
+            return True
+        case (Mono(coefficient, (), _, factors),):
+            return coefficient == 1 and all(isinstance(f, Apply) and f.function in CONDITIONS for f in factors)
+        case _:
+            return _is_idempotent(form)
+
+
+def _is_idempotent(form: Form) -> bool:
+    """Return whether a sum of products of conditions equals its square, so that its values are 0 and 1."""
+    conditions = all(isinstance(f, Apply) and f.function in CONDITIONS for m in form for f in m.factors)
+    if not form or len(form) > MOST_CONDITIONS or any(m.binders or m.domain for m in form) or not conditions:
+        return False
+    square: dict[frozenset[MonoFactor], Fraction] = {}
+    plain = {frozenset(m.factors): m.coefficient for m in form}
+    for a in form:
+        for b in form:
+            key = frozenset((*a.factors, *b.factors))
+            square[key] = square.get(key, Fraction(0)) + a.coefficient * b.coefficient
+    return {k: c for k, c in square.items() if c} == plain
+
+
+def excluded(function: str, a: Form, b: Form, factors: Sequence[MonoFactor]) -> bool:
+    """Return whether another factor is 0 wherever the condition `a > b` or `a = b` holds."""
+    if function == "eq" and b == ():
+        mono = single(a)
+        return mono is not None and not mono.domain and len(mono.factors) == 1 and mono.factors[0] in factors
+    other = [Apply("gt", (b, a))] if function == "gt" else [Apply("gt", (a, b)), Apply("gt", (b, a))]
+    return any(o in factors for o in other)

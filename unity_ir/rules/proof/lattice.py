@@ -1,0 +1,224 @@
+"""
+Maxima and minima of a few values in normal form: a minimum of maxima, without values that others exceed.
+
+    max(c, min(d, max(a, c))) = min(max(c, d), max(a, c))
+
+`max(x, 0)` is written `relu(x)` where that is all there is, and `max(x, -x)` `|x|`. Only maxima of single values are
+taken apart; those over a whole dim stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+
+from unity_ir.rules.proof.forms import (
+    UNIT,
+    Apply,
+    Constraint,
+    Extreme,
+    Form,
+    Mono,
+    MonoFactor,
+    Quantified,
+    apply,
+    scaled,
+)
+from unity_ir.rules.proof.signs import is_total, not_negative
+from unity_ir.rules.proof.solver import Facts
+
+MOST_CLAUSES = 12
+"""Maxima that a minimum of maxima may have; what would have more is left as it is."""
+
+_Values = tuple[tuple[str, Form], ...]
+"""Values of which the maximum is taken, each once, sorted by their text."""
+
+
+def extreme_of_values(factor: Extreme, facts: Facts) -> Form | None:
+    """
+    Return the normal form of a maximum or minimum of single values, whose bodies are in normal form: a value, `relu`,
+    `abs`, or a factor `Extreme`, perhaps of others. Returns None if it is that already, or over a whole dim, or a
+    product. `facts` are constraints that hold.
+    """
+    if factor.reducer not in ("max", "min") or any(p.binders or p.domain for p in factor.parts):
+        return None
+    clauses = _clauses(factor)
+    if clauses is None:
+        return None
+    found = _written(_least(clauses, facts))
+    return None if found == (Mono(UNIT, (), frozenset(), (factor,)),) else found
+
+
+def _value(form: Form) -> tuple[str, Form]:
+    return " + ".join(sorted(m.text for m in form)), form
+
+
+def _clauses(factor: Extreme) -> list[_Values] | None:
+    """Return the maxima of which a maximum or minimum is the minimum; None if there are too many."""
+    parts: list[list[_Values]] = []
+    for part in factor.parts:
+        inner = _inner(part.body)
+        found = [(_value(part.body),)] if inner is None else _clauses(inner)
+        if found is None:
+            return None
+        parts.append(found)
+    if factor.reducer == "min":
+        joined = [clause for part in parts for clause in part]
+    else:
+        count = 1
+        for part in parts:
+            count *= len(part)
+        if count > MOST_CLAUSES:
+            return None
+        joined = [tuple(sorted({t: f for c in chosen for t, f in c}.items())) for chosen in product(*parts)]
+    return joined if len(joined) <= MOST_CLAUSES else None
+
+
+def _inner(form: Form) -> Extreme | None:
+    """Return the maximum or minimum of single values that a value is; `relu(x)` is one of x and 0."""
+    match form:
+        case (Mono(coefficient, (), domain, (Apply("relu", (x,)),)),) if coefficient == 1 and not domain:
+            return Extreme("max", (Quantified((), frozenset(), x), Quantified((), frozenset(), ())))
+        case (Mono(coefficient, (), domain, (Extreme(reducer, parts) as found,)),) if (
+            coefficient == 1
+            and not domain
+            and reducer in ("max", "min")
+            and parts
+            and not any(p.binders or p.domain for p in parts)
+        ):
+            return found
+        case _:
+            return None
+
+
+def _at_most(one: Form, other: Form, facts: Facts) -> bool:
+    """Return whether it is shown that `one <= other`."""
+    difference = Counter[Mono]()
+    for mono in (*other, *scaled(one, -1)):
+        difference[Mono(UNIT, mono.binders, mono.domain, mono.factors)] += mono.coefficient  # pyright: ignore[reportArgumentType]
+    left = tuple(Mono(c, m.binders, m.domain, m.factors) for m, c in difference.items() if c)  # pyright: ignore[reportArgumentType]
+    return not_negative(left, facts)
+
+
+def _least(clauses: list[_Values], facts: Facts) -> list[_Values]:
+    """Return the clauses without values that another of theirs exceeds, and without clauses that exceed another."""
+    kept: list[_Values] = []
+    for clause in clauses:
+        left = list(clause)
+        for value in clause:
+            if is_total(value[1]) and any(other is not value and _at_most(value[1], other[1], facts) for other in left):
+                left.remove(value)
+        kept.append(tuple(left))
+    kept = list(dict.fromkeys(kept))
+    out = list(kept)
+    for clause in kept:
+        known = all(is_total(form) for _, form in clause)
+        if known and any(other is not clause and _exceeds(clause, other, facts) for other in out):
+            out.remove(clause)
+    return out
+
+
+def _exceeds(clause: _Values, other: _Values, facts: Facts) -> bool:
+    """Return whether it is shown that the maximum of a clause is at least that of another one."""
+    return all(any(t == u or _at_most(f, g, facts) for u, g in clause) for t, f in other)
+
+
+def _written(clauses: list[_Values]) -> Form:
+    values = [_extreme("max", [f for _, f in clause]) for clause in clauses]
+    return _extreme("min", sorted(values, key=lambda f: _value(f)[0]))
+
+
+def _extreme(reducer: str, values: list[Form]) -> Form:
+    """Return the maximum or minimum of values, as `relu` or `abs` where it is one of two that say so."""
+    if len(values) == 1:
+        return values[0]
+    sign = 1 if reducer == "max" else -1
+    if len(values) == 2:
+        if () in values:
+            (x,) = [v for v in values if v != ()]
+            return scaled(apply("relu", (scaled(x, sign),)), sign)
+        if _value(values[0])[0] == _value(scaled(values[1], -1))[0]:
+            return scaled(apply("abs", (values[0],)), sign)
+    parts = sorted((Quantified((), frozenset(), v) for v in values), key=lambda p: p.text)
+    return (Mono(UNIT, (), frozenset(), (Extreme(reducer, tuple(parts)),)),)
+
+
+def pulled_out(factor: Extreme, facts: Facts) -> Form | None:
+    """
+    Return a maximum or minimum, whose bodies are in normal form, without what all its values have in common: equal
+    addends, a positive factor, or a minus sign. Returns None if they have nothing, or for a product.
+
+        max over j of (x[j] + c) = c + max over j of x[j]
+    """
+    if factor.reducer not in ("max", "min") or not factor.parts:
+        return None
+    bound = {b for p in factor.parts for b in p.binders}
+    bodies = [p.body for p in factor.parts]
+    if not any(bodies) and any(nonempty(p, facts) for p in factor.parts):
+        return ()
+    texts = [{m.text for m in body} for body in bodies]
+    common = tuple(m for m in bodies[0] if m.free.isdisjoint(bound) and all(m.text in t for t in texts))
+    if common:
+        shared = {m.text for m in common}
+        return (*common, *_with_bodies(factor, [tuple(m for m in b if m.text not in shared) for b in bodies]))
+    monos = [m for body in bodies for m in body]
+    sign = -1 if all(body and _is_negative(body) for body in bodies) else 1
+    sizes = {abs(m.coefficient) for m in monos}
+    scale = sizes.pop() if len(sizes) == 1 else UNIT
+    outer = [f for f in dict.fromkeys(monos[0].factors) if _shared(f, monos, bound, facts)] if monos else []
+    if scale == 1 and not outer and sign == 1:
+        return None
+    found = _with_bodies(
+        factor if sign == 1 else Extreme({"max": "min", "min": "max"}[factor.reducer], factor.parts),
+        [tuple(_divided(m, sign * scale, outer) for m in body) for body in bodies],
+    )
+    return tuple(Mono(m.coefficient * sign * scale, m.binders, m.domain, (*m.factors, *outer)) for m in found)
+
+
+def _is_negative(form: Form) -> bool:
+    """Return whether a value is to be written as minus another: its first coefficient is below 0."""
+    return min(form, key=lambda m: Mono(UNIT, m.binders, m.domain, m.factors).text).coefficient < 0
+
+
+def _shared(factor: MonoFactor, monos: Sequence[Mono], bound: set[str], facts: Facts) -> bool:
+    """Return whether a factor of all monomials is one by which all values of a maximum may be divided."""
+    inside = bound.union(*(m.binders for m in monos))
+    everywhere = all(factor in m.factors and not m.domain for m in monos)
+    if not everywhere or not factor.free.isdisjoint(inside):
+        return False
+    return not_negative((Mono(UNIT, (), frozenset(), (factor,)),), facts)
+
+
+def _divided(mono: Mono, by: Fraction, factors: Sequence[MonoFactor]) -> Mono:
+    """Return a monomial divided by a number and by some of its factors."""
+    left = list(mono.factors)
+    for f in factors:
+        left.remove(f)
+    return Mono(mono.coefficient / by, mono.binders, mono.domain, tuple(left))
+
+
+def _with_bodies(factor: Extreme, bodies: Sequence[Form]) -> Form:
+    parts = (Quantified(p.binders, p.domain, body) for p, body in zip(factor.parts, bodies, strict=True))
+    return (Mono(UNIT, (), frozenset(), (Extreme(factor.reducer, tuple(parts)),)),)
+
+
+def nonempty(part: Quantified, facts: Facts) -> bool:
+    """
+    Return whether it is shown that there is a value in a set: for each binder, every lower bound is below every upper
+    one. `facts` are constraints that hold.
+    """
+    if not facts.imply_all(c for c in part.domain if c.poly.symbols.isdisjoint(part.binders)):
+        return False
+    for b in part.binders:
+        own = [c for c in part.domain if b in c.poly.symbols]
+        factors = [c.poly.coefficient(b).constant for c in own]
+        alone = all(c.poly.symbols.isdisjoint(set(part.binders) - {b}) and not c.equal for c in own)
+        if not alone or any(f not in (1, -1) for f in factors):
+            return False
+        lower = [-c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == 1]
+        upper = [c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == -1]
+        if not all(facts.imply(Constraint(u - low)) for low in lower for u in upper):
+            return False
+    return True

@@ -1,0 +1,220 @@
+"""
+A second look at forms (sums of monomials) that should be 0 and whose normal form does not show it: short sums are
+written out, denominators cleared, and maxima and comparisons taken apart by which of two values is larger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from unity_ir.rules.poly import number
+from unity_ir.rules.proof.conditions import complement
+from unity_ir.rules.proof.forms import (
+    UNIT,
+    Apply,
+    Extreme,
+    Form,
+    Mono,
+    MonoFactor,
+    Quantified,
+    apply,
+    constant,
+    scaled,
+    substitute,
+    times,
+)
+from unity_ir.rules.proof.normal import normal
+from unity_ir.rules.proof.signs import is_total
+from unity_ir.rules.proof.solver import Facts
+
+MOST_ORDERS = 4
+"""Pairs of values whose orders are gone through: three of each."""
+
+SHORT = 8
+"""Addends of a sum that is written out."""
+
+MOST_MONOMIALS = 200
+"""Monomials of a form that is taken apart."""
+
+
+def taken_apart(form: Form, facts: Facts) -> Iterator[Form]:
+    """
+    Yield forms that are all 0 if and only if `form` is: one for each order of the values that it compares. `facts` are
+    constraints that hold.
+
+    Sums over a few indices are written out; `max(a, b)` is b + (a - b) [a > b], `relu` and `abs` likewise.
+    """
+    spelled = normal(tuple(m for mono in form for m in _spelled(mono)), facts)
+    yield from _orders(spelled, facts, MOST_ORDERS)
+
+
+def _spelled(mono: Mono) -> Form:
+    """Return a monomial with short sums written out, and with its maxima as sums of products of comparisons."""
+    for b in mono.binders:
+        own = [c for c in mono.domain if b in c.poly.symbols]
+        bounds = [c.poly for c in own if c.poly.symbols == frozenset({b}) and not c.equal]
+        above = [p.without(b).constant for p in bounds if p.coefficient(b).constant == -1]
+        below = [p.without(b).constant for p in bounds if p.coefficient(b).constant == 1]
+        if above and below and None not in (*above, *below):
+            low, high = max(-v for v in below if v is not None), min(v for v in above if v is not None)
+            if high - low < SHORT:
+                rest = Mono(mono.coefficient, tuple(x for x in mono.binders if x != b), mono.domain, mono.factors)
+                each = (m for v in range(low, high + 1) for m in substitute((rest,), {b: number(v)}))
+                return tuple(m for one in each for m in _spelled(one))
+    found: Form = (Mono(mono.coefficient, mono.binders, mono.domain, ()),)
+    for factor in mono.factors:
+        value = None if not factor.free.isdisjoint(mono.binders) else _by_comparison(factor)
+        found = times(found, ((Mono(UNIT, (), frozenset(), (factor,)),) if value is None else value))
+    return found
+
+
+def _by_comparison(factor: MonoFactor) -> Form | None:
+    """Return a maximum or minimum of single values, `relu` or `abs`, by comparisons; None for other factors."""
+    match factor:
+        case _ if not is_total((Mono(UNIT, (), frozenset(), (factor,)),)):
+            return None
+        case Apply("relu", (x,)):
+            return times(x, _above(x, ()))
+        case Apply("abs", (x,)):
+            return times(x, (*_above(x, ()), *scaled(_above((), x), -1)))
+        case Extreme(reducer, parts) if reducer in ("max", "min"):
+            values = [p.body for p in parts]
+            found: list[Mono] = []
+            for i, value in enumerate(values):
+                chosen = constant(1)
+                for j, other in enumerate(values):
+                    if j != i:
+                        above = _above(other, value) if reducer == "max" else _above(value, other)
+                        below = _above(value, other) if reducer == "max" else _above(other, value)
+                        # Of equal values the first is taken.
+                        chosen = times(chosen, below if j < i else complement(above))
+                found += times(value, chosen)
+            return tuple(found)
+        case _:
+            return None
+
+
+def _above(one: Form, other: Form) -> Form:
+    return apply("gt", (one, other))
+
+
+def _orders(form: Form, facts: Facts, left: int) -> Iterator[Form]:
+    """Yield the form in each order of two values that it compares, and of further ones."""
+    pair = next(_compared(form), None) if left and len(form) <= MOST_MONOMIALS else None
+    if pair is None:
+        yield form
+        return
+    one, other = pair
+    for first, second in ((one, other), (other, one)):
+        known = {Apply("gt", (first, second)): 1, Apply("gt", (second, first)): 0}
+        known |= {Apply("eq", p): 0 for p in (pair, pair[::-1])}
+        yield from _orders(normal(_known(form, known), facts), facts, left - 1)
+    known = {Apply("gt", p): 0 for p in (pair, pair[::-1])} | {Apply("eq", p): 1 for p in (pair, pair[::-1])}
+    yield from _orders(normal(_with_equal(_known(form, known), one, other), facts), facts, left - 1)
+
+
+def _compared(form: Form) -> Iterator[tuple[Form, Form]]:
+    """Yield the pairs of values that are compared in factors of a form, not under a sum over what they depend on."""
+    for mono in form:
+        for factor in mono.factors:
+            match factor:
+                case Apply("gt" | "eq", (a, b)) if factor.free.isdisjoint(mono.binders) and is_total(a) and is_total(b):
+                    yield a, b
+                case _:
+                    pass
+
+
+def _known(form: Form, values: dict[Apply, int]) -> Form:
+    """Return a form with the conditions in `values` replaced by 0 or 1 where they are factors."""
+    out: list[Mono] = []
+    for mono in form:
+        given = [values.get(f) if isinstance(f, Apply) else None for f in mono.factors]
+        if 0 not in given:
+            kept = tuple(f for f, v in zip(mono.factors, given, strict=True) if v is None)
+            out.append(Mono(mono.coefficient, mono.binders, mono.domain, kept))
+    return tuple(out)
+
+
+def _with_equal(form: Form, one: Form, other: Form) -> Form:
+    """Return a form where two values are known to be equal: a factor that is linear in their difference is replaced."""
+    difference = (*one, *scaled(other, -1))
+    for mono in difference:
+        if mono.binders or mono.domain or len(mono.factors) != 1:
+            continue
+        (factor,) = mono.factors
+        rest = tuple(m for m in difference if m is not mono)
+        if not any(_occurs(factor, f) for m in rest for f in m.factors):
+            return _replaced(form, factor, scaled(rest, -1 / mono.coefficient))
+    return form
+
+
+def _occurs(factor: MonoFactor, inside: MonoFactor) -> bool:
+    if factor == inside:
+        return True
+    match inside:
+        case Apply(_, arguments):
+            return any(_occurs(factor, f) for a in arguments for m in a for f in m.factors)
+        case Extreme(_, parts):
+            return any(_occurs(factor, f) for p in parts for m in p.body for f in m.factors)
+        case _:
+            return False
+
+
+def _replaced(form: Form, factor: MonoFactor, value: Form) -> Form:
+    """Return a form with `value` for every factor equal to `factor`, in arguments of functions, too."""
+    out: list[Mono] = []
+    for mono in form:
+        found: Form = (Mono(mono.coefficient, mono.binders, mono.domain, ()),)
+        for f in mono.factors:
+            found = times(found, value if f == factor else (Mono(UNIT, (), frozenset(), (_inside(f, factor, value),)),))
+        out += found
+    return tuple(out)
+
+
+def _inside(factor: MonoFactor, old: MonoFactor, value: Form) -> MonoFactor:
+    match factor:
+        case Apply(function, arguments):
+            return Apply(function, tuple(_replaced(a, old, value) for a in arguments))
+        case Extreme(reducer, parts):
+            return Extreme(
+                reducer, tuple(Quantified(p.binders, p.domain, _replaced(p.body, old, value)) for p in parts)
+            )
+        case _:
+            return factor
+
+
+def denominators(form: Form) -> list[Form]:
+    """
+    Return the values by which a form in normal form divides, and that are not 0 wherever it is a number: arguments of
+    reciprocals that are factors of a monomial without guards.
+    """
+    found: dict[str, Form] = {}
+    for mono in form:
+        for factor in mono.factors:
+            match factor:
+                case Apply("recip", (value,)) if not mono.domain and factor.free.isdisjoint(mono.binders):
+                    found[factor.text] = value
+                case _:
+                    pass
+    return list(found.values())
+
+
+def cleared(form: Form, values: Sequence[Form]) -> Form:
+    """
+    Return a form multiplied by powers of `values`, which are not 0, so that it divides by none of them. It is 0 where
+    the form is.
+    """
+    for value in values:
+        inverse = Apply("recip", (value,))
+        if any(not inverse.free.isdisjoint(m.binders) for m in form):
+            continue
+        most = max((m.factors.count(inverse) for m in form), default=0)
+        out: list[Mono] = []
+        for mono in form:
+            kept = tuple(f for f in mono.factors if f != inverse)
+            found: Form = (Mono(mono.coefficient, mono.binders, mono.domain, kept),)
+            for _ in range(most - (len(mono.factors) - len(kept))):
+                found = times(found, value)
+            out += found
+        form = tuple(out)
+    return form

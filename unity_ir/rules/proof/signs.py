@@ -1,0 +1,93 @@
+"""What is known of the signs of values (forms: sums of monomials): which are not negative."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from unity_ir.rules.poly import symbol
+from unity_ir.rules.proof.forms import (
+    UNIT,
+    Apply,
+    Constraint,
+    Extreme,
+    Form,
+    Mono,
+    MonoFactor,
+    Read,
+    SymbolValue,
+    as_poly,
+)
+from unity_ir.rules.proof.solver import Facts
+
+CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
+"""Functions whose values are 0 and 1."""
+
+NOT_NEGATIVE = ("exp", "sqrt", "abs", "relu", "philox", *CONDITIONS)
+"""Functions that are 0 or above wherever they are a number."""
+
+
+TOTAL = ("exp", "abs", "relu", "tanh", "sin", "cos", "erf", "gelu", "sigmoid", "floor", "philox", *CONDITIONS)
+"""Functions that are a number wherever their arguments are."""
+
+
+def is_total(form: Form) -> bool:
+    """
+    Return whether it is shown that a value is a number wherever the inputs are: it has no logarithm, no root but of
+    what is not negative, and divides by nothing. A comparison with what is no number is 0, whatever is compared.
+    """
+    return all(_is_total(f) for m in form for f in m.factors)
+
+
+def _is_total(factor: MonoFactor) -> bool:
+    match factor:
+        case Read() | SymbolValue():
+            return True
+        case Apply("sqrt" | "sqrt'", (x,)):
+            return is_total(x) and not_negative(x, Facts(()))
+        case Apply(function, arguments):
+            return function.removesuffix("'") in TOTAL and all(map(is_total, arguments))
+        case Extreme(_, parts):
+            return bool(parts) and all(not p.binders and not p.domain and is_total(p.body) for p in parts)
+
+
+def not_negative(form: Form, facts: Facts) -> bool:
+    """
+    Return whether it is shown that a value is 0 or above, or no number: a sum of monomials with coefficients above 0
+    and factors that are not negative, or come in pairs. `facts` are constraints that hold.
+    """
+    if all(m.coefficient > 0 and not signed(m, facts.also(m.domain)) for m in form):
+        return True
+    size = as_poly(form)
+    return size is not None and facts.imply(Constraint(size))
+
+
+def signed(mono: Mono, facts: Facts) -> list[MonoFactor]:
+    """Return the factors of a monomial that may be negative, each once; pairs of equal factors are left out."""
+    return [f for f, n in Counter(mono.factors).items() if n % 2 and not factor_not_negative(f, facts)]
+
+
+def factor_not_negative(factor: MonoFactor, facts: Facts) -> bool:
+    match factor:
+        case Apply("recip", (x,)):
+            return not_negative(x, facts)
+        case Apply(function, _):
+            return function.removesuffix("'") in NOT_NEGATIVE
+        case SymbolValue(name):
+            return facts.imply(Constraint(symbol(name)))
+        case Extreme("max", parts):
+            # A maximum of nothing is below 0: some part has to have a value.
+            return any(not p.binders and not p.domain and not_negative(p.body, facts) for p in parts)
+        case Extreme("min" | "prod", parts):
+            return all(not_negative(p.body, facts.also(p.domain)) for p in parts)
+        case _:
+            return False
+
+
+def single(form: Form) -> Mono | None:
+    """Return the only monomial of a form, if it is not summed over anything; else None."""
+    return form[0] if len(form) == 1 and not form[0].binders else None
+
+
+def is_turned(form: Form) -> bool:
+    """Return whether a form is to be written as the negative of another: its first coefficient is below 0."""
+    return bool(form) and min(form, key=lambda m: Mono(UNIT, m.binders, m.domain, m.factors).text).coefficient < 0
