@@ -33,7 +33,7 @@ def condition(function: str, arguments: tuple[Form, ...], facts: Facts) -> Form 
             return complement(apply("eq", (a, b)))
         case "gt", (a, b) if a == b:
             return ()
-        case _, (a, b) if not (is_total(a) and is_total(b)):
+        case _, (a, b) if not (is_total(a, facts) and is_total(b, facts)):
             # What is no number is neither above nor below anything, nor equal to it.
             return None
         case "ge", (a, b):
@@ -47,13 +47,18 @@ def condition(function: str, arguments: tuple[Form, ...], facts: Facts) -> Form 
 
 
 def _apart(a: Form, b: Form) -> tuple[Form, Form, Form]:
-    """Return a - b, its addends above 0, and those below with the sign turned: a > b as first > second."""
+    """
+    Return a multiple above 0 of a - b, its addends above 0, and those below with the sign turned: a > b is first >
+    second.
+    """
     sums: dict[str, Mono] = {}
     for m in (*a, *scaled(b, -1)):
         key = Mono(UNIT, m.binders, m.domain, m.factors)
         old = sums.get(key.text)
         sums[key.text] = Mono(m.coefficient + (old.coefficient if old else 0), m.binders, m.domain, m.factors)
-    left = tuple(m for m in sums.values() if m.coefficient)
+    left = tuple(m for _, m in sorted(sums.items()) if m.coefficient)
+    if left:
+        left = scaled(left, 1 / abs(left[0].coefficient))
     return left, tuple(m for m in left if m.coefficient > 0), scaled(tuple(m for m in left if m.coefficient < 0), -1)
 
 
@@ -107,14 +112,14 @@ def _above(a: Form, b: Form, facts: Facts) -> Form | None:
         return constant(1)
     if not_negative(difference, facts):
         return complement(apply("eq", (first, second)))
-    for value, other in ((first, second), (second, first)):
-        parts = _values(value)
-        if parts is None:
+    for mono in difference:
+        spread = _values(mono)
+        if spread is None:
             continue
-        reducer, values = parts
-        turn = (lambda x, y: (x, y)) if value is first else (lambda x, y: (y, x))
-        each = [apply("gt", turn(v, other)) for v in values]
-        if (reducer == "max") == (value is first):
+        reducer, values = spread
+        rest = tuple(m for m in difference if m is not mono)
+        each = [apply("gt", ((*scaled(v, mono.coefficient), *rest), ())) for v in values]
+        if (reducer == "max") == (mono.coefficient > 0):
             return complement(_product(map(complement, each)))
         return _product(each)
     if second == () and is_condition(first):
@@ -124,15 +129,21 @@ def _above(a: Form, b: Form, facts: Facts) -> Form | None:
     return None if (a, b) == (first, second) else apply("gt", (first, second))
 
 
-def _values(form: Form) -> tuple[str, list[Form]] | None:
-    """Return whether a value is a `max` or `min`, and of which values; None for others, and those over whole dims."""
-    match form:
-        case (Mono(coefficient, (), domain, (Extreme(reducer, parts),)),) if (
-            coefficient == 1 and not domain and parts and not any(p.binders or p.domain for p in parts)
-        ):
-            return (reducer, [p.body for p in parts]) if reducer in ("max", "min") else None
+def _values(mono: Mono) -> tuple[str, list[Form]] | None:
+    """
+    Return whether the factor of a monomial is a `max` or `min`, and of which values; None for others, and those over
+    whole dims.
+    """
+    match mono.factors:
+        case (Extreme("max" | "min" as reducer, parts),) if parts and not any(p.binders or p.domain for p in parts):
+            found = reducer, [p.body for p in parts]
+        case (Apply("relu", (x,)),):
+            found = "max", [x, ()]
+        case (Apply("abs", (x,)),):
+            found = "max", [x, scaled(x, -1)]
         case _:
             return None
+    return None if mono.binders or mono.domain else found
 
 
 def _text(form: Form) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from unity_ir.rules.poly import ZERO, Poly, exact_quotient, symbol
 from unity_ir.rules.proof.forms import Constraint, box, fresh
+from unity_ir.rules.proof.tensors import Undivided
 
 
 @dataclass
@@ -83,18 +84,47 @@ class ProofContext:
         self.digits[position, inner] = (quotient, remainder)
         return position, [*names, *more], [*within, *also]
 
-    def multiple_and_rest(self, position: Poly, inner: Poly) -> tuple[Poly, Poly] | None:
+    def divided(self, position: Poly, inner: Poly) -> tuple[Poly, Poly] | None:
         """
-        Divide a position by `inner`; return (quotient, remainder). That is possible only if the position is the sum of
-        a multiple of `inner` and of an index over a dim of size `inner`, which is then the remainder; otherwise returns
-        None.
+        Divide a position by `inner`; return (quotient, remainder). That is possible only if the position was composed
+        so, or is the sum of a multiple of `inner` and of an index over a dim of size `inner`, which is then the
+        remainder; otherwise returns None.
 
         Given the position c + i, where i runs over a dim of size c, and c, returns (1, i).
         """
+        if (known := self.digits.get((position, inner))) is not None:
+            return known
         rest = Poly(tuple(t for t in position.terms if exact_quotient(Poly((t,)), inner) is None))
         multiple = exact_quotient(position - rest, inner)
-        _, size = self.sizes.get(rest, ("", ZERO))
-        return (multiple, rest) if multiple is not None and size == inner else None
+        return (multiple, rest) if multiple is not None and self._runs_over(rest, inner) else None
+
+    def _runs_over(self, position: Poly, size: Poly) -> bool:
+        """Return whether a position is an index over a dim of `size`, or one of several variables."""
+        _, own = self.sizes.get(position, ("", ZERO))
+        if own == size:
+            return True
+        for s in sorted(position.symbols):
+            _, inner = self.sizes.get(symbol(s), ("", ZERO))
+            if position.coefficient(s).constant != 1 or inner == ZERO:
+                continue
+            outer, quotient = exact_quotient(size, inner), exact_quotient(position - symbol(s), inner)
+            if outer is not None and quotient is not None and quotient != ZERO and self._runs_over(quotient, outer):
+                return True
+        return False
+
+    def finer(self, need: Undivided) -> dict[tuple[str, Poly], Poly]:
+        """
+        Return `splits` with one more, by which the position that was not divided may be: that of an index in it. Raises
+        `need` again if there is none.
+        """
+        for s in sorted(need.position.symbols):
+            made = self.sizes.get(symbol(s))
+            divisor = exact_quotient(need.by, need.position.coefficient(s))
+            if made is None or divisor is None or made in self.splits:
+                continue
+            if exact_quotient(made[1], divisor) is not None or need.position == symbol(s):
+                return {**self.splits, made: divisor}
+        raise need
 
     def count(self, size: Poly, before: Poly, step: Poly, reach: Poly) -> Poly:
         """

@@ -31,6 +31,7 @@ from unity_ir.rules.proof.forms import (
 )
 from unity_ir.rules.proof.normal import normal
 from unity_ir.rules.proof.piecewise import MOST_MONOMIALS, cleared, denominators, taken_apart
+from unity_ir.rules.proof.signs import is_positive
 from unity_ir.rules.proof.solver import Facts
 
 T = TypeVar("T")
@@ -93,7 +94,8 @@ def _left(form: Form, facts: Facts, divisor: Form, again: bool = True) -> list[M
 
 def _on_second_look(rest: list[Mono], facts: Facts, divisor: Form) -> list[Mono]:
     """Return the monomials left of those that normal forms leave, with denominators cleared, and by order of values."""
-    form = cleared(tuple(rest), denominators(normal(divisor, facts))) if divisor else tuple(rest)
+    positive = [d for d in denominators(tuple(rest), guarded=True) if is_positive(d, facts)]
+    form = cleared(tuple(rest), [*denominators(normal(divisor, facts)), *positive])
     if len(form) > MOST_MONOMIALS:
         return rest
     return rest if any(_cancelled(case, facts) for case in taken_apart(form, facts)) else []

@@ -51,6 +51,9 @@ from unity_ir.tdl.syntax import (
 )
 from unity_ir.tdl.syntax import Reduce as ReduceExpr
 
+SIMPLE = 1000
+"""The largest denominator of a fraction that a constant is taken for."""
+
 
 @dataclass(frozen=True)
 class ExpressionForms:
@@ -71,7 +74,7 @@ class ExpressionForms:
             case Access():
                 return self._access(expr, where)
             case Const(value):
-                return constant(Fraction(value).limit_denominator(10**12) if value == int(value) else Fraction(value))
+                return constant(number_of(value))
             case Name(name):
                 return of_poly(where[name]) if name in where else self._attribute(name)
             case Size(indices):
@@ -101,7 +104,7 @@ class ExpressionForms:
             case AttrParameter(parameter):
                 return of_poly(symbol(REAL + parameter))
             case int() | float():
-                return constant(Fraction(value))
+                return constant(number_of(value))
             case _:
                 raise Undecided(f"{self.line.name}: attribute {name} is no number")
 
@@ -200,7 +203,18 @@ class ExpressionForms:
         if expr.reducer == "sum" and not (self.line.context.exact and gather(expr) is None):
             return summed(body, tuple(binders), domain)
         part = Quantified(tuple(binders), frozenset(domain), body)
-        return (Mono(UNIT, (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
+        # A product that is to round alike is no product of products.
+        reducer = "prod'" if self.line.context.exact and expr.reducer == "prod" else expr.reducer
+        return (Mono(UNIT, (), frozenset(), (Extreme(reducer, (part,)),)),)
+
+
+def number_of(value: float) -> Fraction:
+    """
+    Return the number that a constant stands for: the simplest fraction that is written so in floating point, 1/6 for
+    0.16666666666666666 and 1/10 for 0.1; otherwise the decimal.
+    """
+    simple = Fraction(value).limit_denominator(SIMPLE)
+    return simple if float(simple) == value else Fraction(repr(float(value)))
 
 
 def _rounded(op: str, left: Form, right: Form) -> Form:

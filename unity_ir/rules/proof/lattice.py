@@ -17,7 +17,6 @@ from itertools import product
 from unity_ir.rules.proof.forms import (
     UNIT,
     Apply,
-    Constraint,
     Extreme,
     Form,
     Mono,
@@ -26,8 +25,11 @@ from unity_ir.rules.proof.forms import (
     apply,
     scaled,
 )
-from unity_ir.rules.proof.signs import is_total, not_negative
+from unity_ir.rules.proof.signs import is_total, nonempty, not_negative
 from unity_ir.rules.proof.solver import Facts
+
+INCREASING = ("exp", "tanh", "erf", "floor")
+"""Functions of a maximum that are the maximum of them."""
 
 MOST_CLAUSES = 12
 """Maxima that a minimum of maxima may have; what would have more is left as it is."""
@@ -108,13 +110,15 @@ def _least(clauses: list[_Values], facts: Facts) -> list[_Values]:
     for clause in clauses:
         left = list(clause)
         for value in clause:
-            if is_total(value[1]) and any(other is not value and _at_most(value[1], other[1], facts) for other in left):
+            if is_total(value[1], facts) and any(
+                other is not value and _at_most(value[1], other[1], facts) for other in left
+            ):
                 left.remove(value)
         kept.append(tuple(left))
     kept = list(dict.fromkeys(kept))
     out = list(kept)
     for clause in kept:
-        known = all(is_total(form) for _, form in clause)
+        known = all(is_total(form, facts) for _, form in clause)
         if known and any(other is not clause and _exceeds(clause, other, facts) for other in out):
             out.remove(clause)
     return out
@@ -148,7 +152,8 @@ def _extreme(reducer: str, values: list[Form]) -> Form:
 def pulled_out(factor: Extreme, facts: Facts) -> Form | None:
     """
     Return a maximum or minimum, whose bodies are in normal form, without what all its values have in common: equal
-    addends, a positive factor, or a minus sign. Returns None if they have nothing, or for a product.
+    addends, a positive factor, a minus sign, or an increasing function. Returns None if they have nothing, or for a
+    product.
 
         max over j of (x[j] + c) = c + max over j of x[j]
     """
@@ -158,6 +163,9 @@ def pulled_out(factor: Extreme, facts: Facts) -> Form | None:
     bodies = [p.body for p in factor.parts]
     if not any(bodies) and any(nonempty(p, facts) for p in factor.parts):
         return ()
+    if (inner := _monotone(bodies)) is not None:
+        function, arguments = inner
+        return apply(function, (_with_bodies(factor, arguments),))
     texts = [{m.text for m in body} for body in bodies]
     common = tuple(m for m in bodies[0] if m.free.isdisjoint(bound) and all(m.text in t for t in texts))
     if common:
@@ -175,6 +183,23 @@ def pulled_out(factor: Extreme, facts: Facts) -> Form | None:
         [tuple(_divided(m, sign * scale, outer) for m in body) for body in bodies],
     )
     return tuple(Mono(m.coefficient * sign * scale, m.binders, m.domain, (*m.factors, *outer)) for m in found)
+
+
+def _monotone(bodies: Sequence[Form]) -> tuple[str, list[Form]] | None:
+    """Return (f, arguments) if all values are an increasing function f of these; None otherwise."""
+    found: list[Form] = []
+    functions: set[str] = set()
+    for body in bodies:
+        match body:
+            case (Mono(coefficient, (), domain, factors),) if coefficient == 1 and not domain and factors:
+                calls = [f for f in factors if isinstance(f, Apply) and f.function in INCREASING]
+                if len(calls) < len(factors) or (len(calls) > 1 and any(f.function != "exp" for f in calls)):
+                    return None
+                functions.update(f.function for f in calls)
+                found.append(tuple(m for f in calls for m in f.arguments[0]))
+            case _:
+                return None
+    return (functions.pop(), found) if len(functions) == 1 else None
 
 
 def _is_negative(form: Form) -> bool:
@@ -202,23 +227,3 @@ def _divided(mono: Mono, by: Fraction, factors: Sequence[MonoFactor]) -> Mono:
 def _with_bodies(factor: Extreme, bodies: Sequence[Form]) -> Form:
     parts = (Quantified(p.binders, p.domain, body) for p, body in zip(factor.parts, bodies, strict=True))
     return (Mono(UNIT, (), frozenset(), (Extreme(factor.reducer, tuple(parts)),)),)
-
-
-def nonempty(part: Quantified, facts: Facts) -> bool:
-    """
-    Return whether it is shown that there is a value in a set: for each binder, every lower bound is below every upper
-    one. `facts` are constraints that hold.
-    """
-    if not facts.imply_all(c for c in part.domain if c.poly.symbols.isdisjoint(part.binders)):
-        return False
-    for b in part.binders:
-        own = [c for c in part.domain if b in c.poly.symbols]
-        factors = [c.poly.coefficient(b).constant for c in own]
-        alone = all(c.poly.symbols.isdisjoint(set(part.binders) - {b}) and not c.equal for c in own)
-        if not alone or any(f not in (1, -1) for f in factors):
-            return False
-        lower = [-c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == 1]
-        upper = [c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == -1]
-        if not all(facts.imply(Constraint(u - low)) for low in lower for u in upper):
-            return False
-    return True

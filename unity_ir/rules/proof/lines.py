@@ -91,7 +91,7 @@ def _moved(context: ProofContext, name: str, of: TensorForm, attributes: Mapping
             dim, before, after, interior = (number_of(Entry(n), {n: ZERO, **attributes}) for n in PADDING)
             return padded(of, dim, before, after, interior)
         case "reshape", tuple() as shape:
-            return reshaped(of, shape, context.digits)
+            return reshaped(of, shape, context.digits, context.divided)
         case "broadcast_grad", tuple() as shape:
             return unbroadcast(of, shape)
         case _:
@@ -217,7 +217,7 @@ class _Results:
         if len(names) == 1:
             return {names[0]: position}
         inner = product(self.line.extents[n] for n in names[1:])
-        found = self.line.context.digits.get((position, inner)) or self.line.context.multiple_and_rest(position, inner)
+        found = self.line.context.divided(position, inner)
         if found is None:
             raise Undivided(position, inner)
         quotient, remainder = found

@@ -9,7 +9,7 @@ becomes a number; a sum over `index + shift` becomes one over `index`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from operator import attrgetter
 
@@ -36,10 +36,10 @@ from unity_ir.rules.proof.forms import (
     substitute_factor,
     times,
 )
-from unity_ir.rules.proof.lattice import extreme_of_values, nonempty, pulled_out
+from unity_ir.rules.proof.lattice import extreme_of_values, pulled_out
 from unity_ir.rules.proof.powers import with_powers
 from unity_ir.rules.proof.scalar import simplified
-from unity_ir.rules.proof.signs import CONDITIONS
+from unity_ir.rules.proof.signs import CONDITIONS, nonempty
 from unity_ir.rules.proof.solver import Facts
 
 SMALL = 2**20
@@ -100,7 +100,7 @@ def _normal(mono: Mono, facts: Facts) -> Form:
             product = times(product, each)
         return normal(product, facts)
     kept = tuple(_without_repeats(_without_sizes(factors, inner)))
-    mono = _pinned(Mono(coefficient, mono.binders, domain, kept), facts)
+    mono = _united(_pinned(Mono(coefficient, mono.binders, domain, kept), facts))
     facts_in_it = [c for c in mono.domain if c in facts.constraints or _is_true(c)]
     if facts_in_it:
         mono = Mono(mono.coefficient, mono.binders, mono.domain.difference(facts_in_it), mono.factors)
@@ -143,16 +143,73 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
                 # relu(x) > 0 is x > 0.
                 known = (_under_relu(known[0]), known[1])
             value = condition(function, known, facts)
-            return apply(function, known) if value is None else normal(value, facts)
+            if value is None:
+                value = _one_hit(function, known)
+            if value is not None:
+                return normal(value, facts)
+            found = apply(function, known)
+            # What an exponential of a sum is a product of may have laws of its own.
+            return normal(found, facts) if len(found[0].factors) > 1 else found
         case Extreme(reducer, parts):
             done = (q for p in parts for q in _extremes(reducer, p, facts))
             factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=attrgetter("text"))))
+            if reducer == "prod" and len(factor.parts) > 1:
+                return (Mono(UNIT, (), frozenset(), tuple(Extreme(reducer, (p,)) for p in factor.parts)),)
             for law in (pulled_out, extreme_of_values):
                 if (value := law(factor, facts)) is not None:
                     return normal(value, facts)
         case _:
             pass
     return (Mono(UNIT, (), frozenset(), (factor,)),)
+
+
+def _one_hit(function: str, arguments: tuple[Form, ...]) -> Form | None:
+    """
+    Return f of an element that an id picks as the sum that picks f of it, for f that is 0 at 0: of all positions v at
+    most one equals the id. Returns None for other calls.
+    """
+    match arguments:
+        case ((Mono(coefficient, (v,), domain, factors),),) if function.removesuffix("'") in ZERO_AT_ZERO:
+            picks = next((f for f in factors if _picks(f, v)), None)
+            if picks is None:
+                return None
+            rest = (Mono(coefficient, (), frozenset(), tuple(f for f in factors if f is not picks)),)
+            picked = apply(function, (rest,))
+            return tuple(Mono(m.coefficient, (v, *m.binders), m.domain | domain, (picks, *m.factors)) for m in picked)
+        case _:
+            return None
+
+
+def _picks(factor: MonoFactor, v: str) -> bool:
+    """Return whether a factor is the condition that position `v` equals a value that does not depend on it."""
+    match factor:
+        case Apply("eq", (a, b)):
+            return any(_as_number(x) == symbol(v) and all(v not in m.free for m in y) for x, y in ((a, b), (b, a)))
+        case _:
+            return False
+
+
+def _united(mono: Mono) -> Mono:
+    """Return a monomial with one binder for two that equal the same value, which is at most one position."""
+    for v in mono.binders:
+        for picks in (f for f in mono.factors if isinstance(f, Apply) and _picks(f, v)):
+            a, b = picks.arguments
+            value = b if _as_number(a) == symbol(v) else a
+            for other in mono.factors:
+                place = None if other is picks else _place(other, value)
+                if place is not None and v not in place.symbols:
+                    one = _rewritten(mono, {v: place}, tuple(x for x in mono.binders if x != v))
+                    return _united(Mono(one.coefficient, one.binders, one.domain, tuple(_without_repeats(one.factors))))
+    return mono
+
+
+def _place(factor: MonoFactor, value: Form) -> Poly | None:
+    """Return the p of a condition that position p equals a value; None for other factors."""
+    match factor:
+        case Apply("eq", (a, b)) if value in (a, b):
+            return _as_number(a if b == value else b)
+        case _:
+            return None
 
 
 def _held(cast: str, form: Form) -> Form:
@@ -184,7 +241,7 @@ def _under_relu(form: Form) -> Form:
             return form
 
 
-def _without_repeats(factors: list[MonoFactor]) -> list[MonoFactor]:
+def _without_repeats(factors: Sequence[MonoFactor]) -> list[MonoFactor]:
     """Return the factors without repeated conditions, which are 0 or 1, so that their powers are themselves."""
     out: list[MonoFactor] = []
     for f in factors:
@@ -220,11 +277,12 @@ def _extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantifi
     """
     Split the set of values `part`, of which a maximum or minimum is taken (`reducer` is `max` or `min`), into simpler
     sets that have the same values together: by constraints on which its elements depend, and where its elements are
-    themselves maxima (or minima). For other reducers, such as products, yield only `part` in normal form.
+    themselves maxima (or minima). For products (`prod`), the simpler sets have the same product. For other reducers,
+    yield only `part` in normal form.
 
     `facts` are constraints that hold.
     """
-    if reducer not in ("max", "min"):
+    if reducer not in ("max", "min", "prod"):
         yield Quantified(part.binders, part.domain, normal(part.body, facts.also(part.domain)))
         return
     guard = next((c for m in part.body for c in sorted(m.domain, key=str) if _splits(c, m, part)), None)
@@ -232,7 +290,7 @@ def _extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantifi
         for case in ((guard,), *((c,) for c in guard.negated)):
             domain = part.domain | frozenset(case)
             if not facts.contradict(domain):
-                yield from _extremes(reducer, Quantified(part.binders, domain, _within(part.body, domain)), facts)
+                yield from _extremes(reducer, Quantified(part.binders, domain, within(part.body, domain)), facts)
         return
     body = normal(part.body, facts.also(part.domain))
     only = body[0] if len(body) == 1 and body[0].coefficient == 1 and not body[0].binders else None
@@ -248,6 +306,12 @@ def _extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantifi
                     substitute(inner.body, values),
                 )
             return
+    if reducer == "prod" and only is not None and not only.domain and len(only.factors) > 1:
+        for f in only.factors:
+            yield from _extremes(
+                reducer, Quantified(part.binders, part.domain, ((Mono(UNIT, (), frozenset(), (f,))),)), facts
+            )
+        return
     yield _shifted_bound(Quantified(part.binders, part.domain, body))
 
 
@@ -258,9 +322,9 @@ def _splits(c: Constraint, mono: Mono, part: Quantified) -> bool:
     return about and not c.equal and c not in part.domain
 
 
-def _within(body: Form, domain: frozenset[Constraint]) -> Form:
+def within(body: Form, domain: frozenset[Constraint]) -> Form:
     """
-    Return the body without guards that are in the domain, and without monomials with a guard whose opposite is in it.
+    Return a form without guards that are in the domain, and without monomials with a guard whose opposite is in it.
     """
     out: list[Mono] = []
     for m in body:
@@ -337,12 +401,12 @@ def _pinned(mono: Mono, facts: Facts) -> Mono:
 def _rest(poly: Poly, binder: str, facts: Facts) -> Poly | None:
     """Return the r of an equation `f * (binder + r) = 0` whose factor f is not 0; None for others."""
     factor = poly.coefficient(binder)
-    if factor.constant not in (1, -1):
-        if factor.constant is not None or not facts.imply(Constraint(factor - 1)):
-            return None
+    if factor.constant in (1, -1):
+        divided = poly if factor.constant == 1 else -poly
+    elif factor.constant or facts.imply(Constraint(factor - 1)):
         divided = exact_quotient(poly, factor)
     else:
-        divided = poly if factor.constant == 1 else -poly
+        return None
     return None if divided is None or binder in (divided - symbol(binder)).symbols else divided - symbol(binder)
 
 

@@ -320,7 +320,7 @@ def _sums(operator: Operator, variable: str) -> None:
                     _equal_sum(it, a, b, symbol(DEGREE))
             return
         except Undivided as need:
-            splits = _finer(it, need, splits)
+            splits = it.context.finer(need)
     raise Undecided("too many sizes have to be taken apart")
 
 
@@ -354,7 +354,7 @@ def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -
                     _equal_sum(it, a, b, symbol(DEGREE))
             return
         except Undivided as need:
-            splits = _finer(it, need, splits)
+            splits = it.context.finer(need)
     raise Undecided("too many sizes have to be taken apart")
 
 
@@ -381,10 +381,3 @@ def _equal_sum(it: _Symbolic, whole: TensorForm, part: TensorForm, degree: Poly)
     verdict = equal(left, right, _facts(it, *within))
     if not verdict.proved:
         raise Undecided(verdict.reason)
-
-
-def _finer(it: _Symbolic, need: Undivided, splits: Mapping[tuple[str, Poly], Poly]) -> dict[tuple[str, Poly], Poly]:
-    made = it.context.sizes.get(need.position)
-    if made is None or made in splits:
-        raise need
-    return {**splits, made: need.by}

@@ -6,12 +6,15 @@ written out, denominators cleared, and maxima and comparisons taken apart by whi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any
 
 from unity_ir.rules.poly import number
 from unity_ir.rules.proof.conditions import complement
 from unity_ir.rules.proof.forms import (
     UNIT,
     Apply,
+    Constraint,
     Extreme,
     Form,
     Mono,
@@ -23,9 +26,11 @@ from unity_ir.rules.proof.forms import (
     substitute,
     times,
 )
-from unity_ir.rules.proof.normal import normal
+from unity_ir.rules.proof.normal import normal, within
 from unity_ir.rules.proof.signs import is_total
 from unity_ir.rules.proof.solver import Facts
+
+z3: Any = import_module("z3")  # Its types are not known.
 
 MOST_ORDERS = 4
 """Pairs of values whose orders are gone through: three of each."""
@@ -44,11 +49,11 @@ def taken_apart(form: Form, facts: Facts) -> Iterator[Form]:
 
     Sums over a few indices are written out; `max(a, b)` is b + (a - b) [a > b], `relu` and `abs` likewise.
     """
-    spelled = normal(tuple(m for mono in form for m in _spelled(mono)), facts)
+    spelled = normal(tuple(m for mono in form for m in _spelled(mono, facts)), facts)
     yield from _orders(spelled, facts, MOST_ORDERS)
 
 
-def _spelled(mono: Mono) -> Form:
+def _spelled(mono: Mono, facts: Facts) -> Form:
     """Return a monomial with short sums written out, and with its maxima as sums of products of comparisons."""
     for b in mono.binders:
         own = [c for c in mono.domain if b in c.poly.symbols]
@@ -60,18 +65,44 @@ def _spelled(mono: Mono) -> Form:
             if high - low < SHORT:
                 rest = Mono(mono.coefficient, tuple(x for x in mono.binders if x != b), mono.domain, mono.factors)
                 each = (m for v in range(low, high + 1) for m in substitute((rest,), {b: number(v)}))
-                return tuple(m for one in each for m in _spelled(one))
+                return tuple(m for one in each for m in _spelled(one, facts))
+    guard = next((c for f in mono.factors for c in _guards(f) if _splits(c, mono)), None)
+    if guard is not None:
+        cases = ((guard,), *((c,) for c in guard.negated))
+        return tuple(m for c in cases for m in _spelled(_where(mono, frozenset(c)), facts))
     found: Form = (Mono(mono.coefficient, mono.binders, mono.domain, ()),)
     for factor in mono.factors:
-        value = None if not factor.free.isdisjoint(mono.binders) else _by_comparison(factor)
+        value = None if not factor.free.isdisjoint(mono.binders) else _by_comparison(factor, facts)
         found = times(found, ((Mono(UNIT, (), frozenset(), (factor,)),) if value is None else value))
     return found
 
 
-def _by_comparison(factor: MonoFactor) -> Form | None:
+def _guards(factor: MonoFactor) -> list[Constraint]:
+    """Return the guards of addends in the arguments of a function."""
+    match factor:
+        case Apply(_, arguments):
+            return [c for a in arguments for m in a if not m.binders for c in sorted(m.domain, key=str)]
+        case _:
+            return []
+
+
+def _splits(c: Constraint, mono: Mono) -> bool:
+    return not c.equal and not c.poly.symbols.isdisjoint(mono.binders) and c not in mono.domain
+
+
+def _where(mono: Mono, domain: frozenset[Constraint]) -> Mono:
+    """Return a monomial in a part of its domain, in which guards of its arguments are known."""
+    factors = [
+        Apply(f.function, tuple(within(a, domain) for a in f.arguments)) if isinstance(f, Apply) else f
+        for f in mono.factors
+    ]
+    return Mono(mono.coefficient, mono.binders, mono.domain | domain, tuple(factors))
+
+
+def _by_comparison(factor: MonoFactor, facts: Facts) -> Form | None:
     """Return a maximum or minimum of single values, `relu` or `abs`, by comparisons; None for other factors."""
     match factor:
-        case _ if not is_total((Mono(UNIT, (), frozenset(), (factor,)),)):
+        case _ if not is_total((Mono(UNIT, (), frozenset(), (factor,)),), facts):
             return None
         case Apply("relu", (x,)):
             return times(x, _above(x, ()))
@@ -98,41 +129,82 @@ def _above(one: Form, other: Form) -> Form:
     return apply("gt", (one, other))
 
 
-def _orders(form: Form, facts: Facts, left: int) -> Iterator[Form]:
-    """Yield the form in each order of two values that it compares, and of further ones."""
-    pair = next(_compared(form), None) if left and len(form) <= MOST_MONOMIALS else None
+_Relation = tuple[Form, str]
+"""A value, and how it compares with 0: `>` or `=`."""
+
+
+def _orders(form: Form, facts: Facts, left: int, path: tuple[_Relation, ...] = ()) -> Iterator[Form]:
+    """Yield the form in each order of two values that it compares, and of further ones, that numbers can have."""
+    if not form:
+        return
+    pair = next(_compared(form, facts), None) if left and len(form) <= MOST_MONOMIALS else None
     if pair is None:
-        yield form
+        if not contradictory(path):
+            yield form
         return
     one, other = pair
     for first, second in ((one, other), (other, one)):
         known = {Apply("gt", (first, second)): 1, Apply("gt", (second, first)): 0}
         known |= {Apply("eq", p): 0 for p in (pair, pair[::-1])}
-        yield from _orders(normal(_known(form, known), facts), facts, left - 1)
+        taken = (*path, ((*first, *scaled(second, -1)), ">"))
+        yield from _orders(normal(_known(form, known), facts), facts, left - 1, taken)
     known = {Apply("gt", p): 0 for p in (pair, pair[::-1])} | {Apply("eq", p): 1 for p in (pair, pair[::-1])}
-    yield from _orders(normal(_with_equal(_known(form, known), one, other), facts), facts, left - 1)
+    same = normal(_with_equal(_known(form, known), one, other), facts)
+    yield from _orders(same, facts, left - 1, (*path, ((*one, *scaled(other, -1)), "=")))
 
 
-def _compared(form: Form) -> Iterator[tuple[Form, Form]]:
-    """Yield the pairs of values that are compared in factors of a form, not under a sum over what they depend on."""
+def contradictory(path: Sequence[_Relation]) -> bool:
+    """Return whether it is shown that no numbers have all these orders; each monomial is a number by itself."""
+    if len(path) < 2:
+        return False
+    solver = z3.SimpleSolver()
+    for form, relation in path:
+        total = z3.RealVal(0)
+        for m in form:
+            key = Mono(UNIT, m.binders, m.domain, m.factors)
+            value = z3.Real(key.text) if m.factors or m.domain else z3.RealVal(1)
+            total = total + z3.Q(m.coefficient.numerator, m.coefficient.denominator) * value
+        solver.add(total > 0 if relation == ">" else total == 0)
+    return bool(solver.check() == z3.unsat)
+
+
+def _compared(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) -> Iterator[tuple[Form, Form]]:
+    """
+    Yield the pairs of values that are compared in a form, in arguments of functions, too, but not under a sum over what
+    they depend on; first those that have no comparisons inside.
+    """
     for mono in form:
+        inside = bound.union(mono.binders)
         for factor in mono.factors:
             match factor:
-                case Apply("gt" | "eq", (a, b)) if factor.free.isdisjoint(mono.binders) and is_total(a) and is_total(b):
-                    yield a, b
+                case Apply(function, arguments):
+                    for argument in arguments:
+                        yield from _compared(argument, facts, inside)
+                    if function in ("gt", "eq") and factor.free.isdisjoint(inside):
+                        a, b = arguments
+                        if is_total(a, facts) and is_total(b, facts):
+                            yield a, b
                 case _:
                     pass
 
 
 def _known(form: Form, values: dict[Apply, int]) -> Form:
-    """Return a form with the conditions in `values` replaced by 0 or 1 where they are factors."""
+    """Return a form with the conditions in `values` replaced by 0 or 1, in arguments of functions, too."""
     out: list[Mono] = []
     for mono in form:
         given = [values.get(f) if isinstance(f, Apply) else None for f in mono.factors]
         if 0 not in given:
-            kept = tuple(f for f, v in zip(mono.factors, given, strict=True) if v is None)
+            kept = tuple(_known_in(f, values) for f, v in zip(mono.factors, given, strict=True) if v is None)
             out.append(Mono(mono.coefficient, mono.binders, mono.domain, kept))
     return tuple(out)
+
+
+def _known_in(factor: MonoFactor, values: dict[Apply, int]) -> MonoFactor:
+    match factor:
+        case Apply(function, arguments):
+            return Apply(function, tuple(_known(a, values) for a in arguments))
+        case _:
+            return factor
 
 
 def _with_equal(form: Form, one: Form, other: Form) -> Form:
@@ -183,16 +255,16 @@ def _inside(factor: MonoFactor, old: MonoFactor, value: Form) -> MonoFactor:
             return factor
 
 
-def denominators(form: Form) -> list[Form]:
+def denominators(form: Form, guarded: bool = False) -> list[Form]:
     """
     Return the values by which a form in normal form divides, and that are not 0 wherever it is a number: arguments of
-    reciprocals that are factors of a monomial without guards.
+    reciprocals that are factors of a monomial without guards. With `guarded`, those of all monomials, which may be 0.
     """
     found: dict[str, Form] = {}
     for mono in form:
         for factor in mono.factors:
             match factor:
-                case Apply("recip", (value,)) if not mono.domain and factor.free.isdisjoint(mono.binders):
+                case Apply("recip", (value,)) if (guarded or not mono.domain) and factor.free.isdisjoint(mono.binders):
                     found[factor.text] = value
                 case _:
                     pass

@@ -197,10 +197,7 @@ def _split(claim: _Values | _Gradients, answers: Answers) -> None:
             _compare(claim, context, answers)
             return
         except Undivided as need:
-            made = context.sizes.get(need.position)
-            if made is None or made in splits:
-                raise
-            splits = {**splits, made: need.by}
+            splits = context.finer(need)
     raise Undecided(f"more than {SPLITS} sizes have to be taken apart")
 
 

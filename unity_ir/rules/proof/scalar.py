@@ -9,11 +9,11 @@ floating-point numbers, too: of signs, `abs`, `relu`, maxima and comparisons.
 
 from __future__ import annotations
 
-from collections import Counter
 from fractions import Fraction
 
 from unity_ir.rules.proof.conditions import complement, is_condition
-from unity_ir.rules.proof.forms import UNIT, Apply, Form, Mono, MonoFactor, apply, constant, scaled, times
+from unity_ir.rules.proof.forms import UNIT, Apply, Form, Mono, apply, constant, scaled, times
+from unity_ir.rules.proof.quotients import logarithm, reciprocal, root
 from unity_ir.rules.proof.signs import factor_not_negative, is_turned, not_negative, signed, single
 from unity_ir.rules.proof.solver import Facts
 
@@ -92,14 +92,14 @@ def simplified(function: str, arguments: tuple[Form, ...], facts: Facts) -> Form
             return scaled(x, 1 / coefficient)
         case "recip", ((Mono(coefficient, (), domain, (Apply("pow", (x, exponent)),)),),) if not domain:
             return scaled(apply("pow", (x, scaled(exponent, -1))), 1 / coefficient)
+        case "recip", (x,):
+            return reciprocal(x)
         case "log", (x,):
-            return _logarithm(x, facts)
+            return logarithm(x, facts)
         case "sqrt", (x,):
-            return _root(x)
-        case "exp", ((Mono(coefficient, (), domain, (Apply("log", (x,)),)),),) if (
-            coefficient == 1 and not domain and not_negative(x, facts)
-        ):
-            return x
+            return root(x, facts)
+        case "exp", ((Mono(coefficient, (), domain, (Apply("log", (x,)),)),),) if not domain and not_negative(x, facts):
+            return _power(x, constant(coefficient))
         case "pow", (x, exponent):
             return _powered(x, exponent)
         case "and", (a, b) if is_condition(a) and is_condition(b):
@@ -170,41 +170,3 @@ def _rectified(x: Form, facts: Facts) -> Form | None:
     sign = UNIT if mono.coefficient > 0 else Fraction(-1)
     inner = Apply("relu", ((Mono(sign, (), frozenset(), rest),),))
     return (Mono(abs(mono.coefficient), (), mono.domain, (*outer, inner)),)
-
-
-def _logarithm(x: Form, facts: Facts) -> Form | None:
-    """log(exp(a) b / c) = a + log(b) - log(c), for c not negative; log(sqrt(a)) = log(a) / 2."""
-    mono = single(x)
-    if mono is None or mono.domain:
-        return None
-    match mono:
-        case Mono(coefficient, (), _, (Apply("sqrt", (a,)),)) if coefficient == 1:
-            return scaled(apply("log", (a,)), Fraction(1, 2))
-        case _:
-            pass
-    found: list[Mono] = []
-    rest: list[MonoFactor] = []
-    for factor in mono.factors:
-        match factor:
-            case Apply("exp", (a,)):
-                found += a
-            case Apply("recip", (c,)) if not_negative(c, facts):
-                found += scaled(apply("log", (c,)), -1)
-            case _:
-                rest.append(factor)
-    if not found:
-        return None
-    left: Form = (Mono(mono.coefficient, (), frozenset(), tuple(rest)),)
-    return (*found, *(apply("log", (left,)) if rest or mono.coefficient != 1 else ()))
-
-
-def _root(x: Form) -> Form | None:
-    """sqrt(a a) = |a|."""
-    mono = single(x)
-    if mono is None or mono.domain or mono.coefficient != 1 or not mono.factors:
-        return None
-    counts = Counter(mono.factors)
-    if any(n % 2 for n in counts.values()):
-        return None
-    half = tuple(f for f, n in counts.items() for _ in range(n // 2))
-    return apply("abs", ((Mono(UNIT, (), frozenset(), half),),))

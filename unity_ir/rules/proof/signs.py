@@ -13,6 +13,7 @@ from unity_ir.rules.proof.forms import (
     Form,
     Mono,
     MonoFactor,
+    Quantified,
     Read,
     SymbolValue,
     as_poly,
@@ -30,24 +31,71 @@ TOTAL = ("exp", "abs", "relu", "tanh", "sin", "cos", "erf", "gelu", "sigmoid", "
 """Functions that are a number wherever their arguments are."""
 
 
-def is_total(form: Form) -> bool:
+def is_total(form: Form, facts: Facts) -> bool:
     """
     Return whether it is shown that a value is a number wherever the inputs are: it has no logarithm, no root but of
-    what is not negative, and divides by nothing. A comparison with what is no number is 0, whatever is compared.
+    what is not negative, no maximum of nothing, and divides only by what is above 0. A comparison with what is no
+    number is 0, whatever is compared. `facts` are constraints that hold.
     """
-    return all(_is_total(f) for m in form for f in m.factors)
+    return all(_is_total(f, facts.also(m.domain)) for m in form for f in m.factors)
 
 
-def _is_total(factor: MonoFactor) -> bool:
+def _is_total(factor: MonoFactor, facts: Facts) -> bool:
     match factor:
         case Read() | SymbolValue():
             return True
         case Apply("sqrt" | "sqrt'", (x,)):
-            return is_total(x) and not_negative(x, Facts(()))
+            return is_total(x, facts) and not_negative(x, facts)
+        case Apply("recip", (x,)):
+            return is_positive(x, facts)
         case Apply(function, arguments):
-            return function.removesuffix("'") in TOTAL and all(map(is_total, arguments))
+            return function.removesuffix("'") in TOTAL and all(is_total(a, facts) for a in arguments)
         case Extreme(_, parts):
-            return bool(parts) and all(not p.binders and not p.domain and is_total(p.body) for p in parts)
+            return bool(parts) and all(nonempty(p, facts) and is_total(p.body, facts.also(p.domain)) for p in parts)
+
+
+def is_positive(form: Form, facts: Facts) -> bool:
+    """Return whether it is shown that a value is above 0: a sum of what is not negative, with an addend above 0."""
+    return not_negative(form, facts) and is_total(form, facts) and any(_is_positive(m, facts) for m in form)
+
+
+def _is_positive(mono: Mono, facts: Facts) -> bool:
+    if mono.coefficient <= 0 or not nonempty(Quantified(mono.binders, mono.domain, ()), facts):
+        return False
+    inner = facts.also(mono.domain)
+    return all(_factor_positive(f, inner) for f in mono.factors)
+
+
+def _factor_positive(factor: MonoFactor, facts: Facts) -> bool:
+    match factor:
+        case Apply("exp", (x,)):
+            return is_total(x, facts)
+        case Apply("recip" | "sqrt", (x,)):
+            return is_positive(x, facts)
+        case SymbolValue(name):
+            return facts.imply(Constraint(symbol(name) - 1))
+        case _:
+            return False
+
+
+def nonempty(part: Quantified, facts: Facts) -> bool:
+    """
+    Return whether it is shown that there is a value in a set: for each binder, every lower bound is below every upper
+    one. `facts` are constraints that hold.
+    """
+    if not facts.imply_all(c for c in part.domain if c.poly.symbols.isdisjoint(part.binders)):
+        return False
+    for b in part.binders:
+        own = [c for c in part.domain if b in c.poly.symbols]
+        factors = [c.poly.coefficient(b).constant for c in own]
+        alone = all(c.poly.symbols.isdisjoint(set(part.binders) - {b}) and not c.equal for c in own)
+        if not alone or any(f not in (1, -1) for f in factors):
+            return False
+        lower = [-c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == 1]
+        upper = [c.poly.without(b) for c, f in zip(own, factors, strict=True) if f == -1]
+        if not all(facts.imply(Constraint(u - low)) for low in lower for u in upper):
+            return False
+    return True
 
 
 def not_negative(form: Form, facts: Facts) -> bool:

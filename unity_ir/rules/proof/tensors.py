@@ -5,7 +5,7 @@ Tensors at symbolic sizes, as functions from positions to forms (sums of monomia
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -100,12 +100,19 @@ def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly)
     return TensorForm((*of.shape[:at], size, *of.shape[at + 1 :]), element, of.dtype, of.stored, of.held)
 
 
-def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
+Digits: TypeAlias = dict[tuple[Poly, Poly], tuple[Poly, Poly]]
+"""Maps (position, divisor) to (quotient, remainder)."""
+
+Divide: TypeAlias = Callable[[Poly, Poly], tuple[Poly, Poly] | None]
+"""Returns (quotient, remainder) of a position by a divisor, or None where they are not known."""
+
+
+def reshaped(of: TensorForm, shape: Sequence[Poly], digits: Digits, divide: Divide) -> TensorForm:
     """
     Reshape the symbolic tensor `of`: the same elements, in row-major order, in another shape.
 
-    `digits` maps (position, divisor) to the (quotient, remainder) of that division, where the proof knows them; new
-    ones are added to it. Raises `Undecided` where the shapes are not products of the same polynomials.
+    Positions are taken apart by `divide`; how they are composed is added to `digits`. Raises `Undecided` where the
+    shapes are not products of the same polynomials.
     """
     groups = _groups(of.shape, shape)
 
@@ -113,7 +120,7 @@ def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Pol
         where = [ZERO] * len(of.shape)
         for old, new in groups:
             flat = _flat([position[i] for i in new], [shape[i] for i in new], digits)
-            for i, at in zip(old, _apart(flat, [of.shape[i] for i in old], digits), strict=True):
+            for i, at in zip(old, _apart(flat, [of.shape[i] for i in old], divide), strict=True):
                 where[i] = at
         return of.element(tuple(where))
 
@@ -161,7 +168,7 @@ def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], l
     return found
 
 
-def _flat(position: Sequence[Poly], sizes: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> Poly:
+def _flat(position: Sequence[Poly], sizes: Sequence[Poly], digits: Digits) -> Poly:
     """Return the row-major position in dims of these sizes, and record in `digits` how it is composed."""
     at = position[-1]
     inner = sizes[-1]
@@ -172,17 +179,17 @@ def _flat(position: Sequence[Poly], sizes: Sequence[Poly], digits: dict[tuple[Po
     return at
 
 
-def _apart(position: Poly, sizes: Sequence[Poly], digits: Mapping[tuple[Poly, Poly], tuple[Poly, Poly]]) -> list[Poly]:
+def _apart(position: Poly, sizes: Sequence[Poly], divide: Divide) -> list[Poly]:
     """
-    Return the positions in dims of these sizes, given the row-major position, which `digits` has.
+    Return the positions in dims of these sizes, given the row-major position, taken apart by `divide`.
 
-    Raises `Undivided` where it has not.
+    Raises `Undivided` where that does not know how.
     """
     if len(sizes) == 1:
         return [position]
     inner = product(sizes[1:])
-    found = digits.get((position, inner))
+    found = divide(position, inner)
     if found is None:
         raise Undivided(position, inner)
     quotient, remainder = found
-    return [quotient, *_apart(remainder, sizes[1:], digits)]
+    return [quotient, *_apart(remainder, sizes[1:], divide)]
