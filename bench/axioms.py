@@ -1,5 +1,5 @@
 """
-Seconds to prove TASO's axioms, the parallel statements and rules of XLA's simplifier, and how many rules follow from
+Seconds to prove TASO's axioms, the parallel statements and rules of other compilers, and how many rules follow from
 axioms by matching.
 
     python bench/axioms.py [--collection FILE] [--json FILE]
@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from compiler_rules import COLLECTIONS, VERDICTS, rules
 from models import processor
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +29,6 @@ from taso_axioms.composites import composites
 from taso_axioms.parallel import statements
 from taso_axioms.taso import Axiom, axioms
 from taso_axioms.z3_mode import prove_by_axioms
-from xla_rules import COLLECTIONS, VERDICTS, rules
 
 from unity_ir.rules.proof.prove import prove
 from unity_ir.rules.research.foreign import import_rules
@@ -59,14 +59,14 @@ def stated(of: Sequence[Axiom]) -> dict[str, Any]:
     }
 
 
-def simplifiers() -> list[dict[str, Any]]:
-    """Prove the rules of XLA's simplifier; return a row for each collection."""
+def of_compilers() -> list[dict[str, Any]]:
+    """Prove the rules of XLA and Inductor; return a row for each collection."""
     found: list[dict[str, Any]] = []
     for collection in COLLECTIONS:
         proofs = [(r.name, prove(r)) for r in rules(collection)]
         wrong = [name for name, p in proofs if p.verdict != VERDICTS.get(name, "proved")]
         verdicts, seconds = Counter(p.verdict for _, p in proofs), times([p.seconds for _, p in proofs])
-        name = f"XLA's simplifier, {collection}.pcg"
+        name = f"{collection}.pcg"
         found.append({"name": name, "rules": len(proofs), **verdicts, "wrong": wrong, **seconds})
     return found
 
@@ -122,12 +122,12 @@ def main() -> int:
         {"name": "parallel statements", **stated(statements())},
     ]
     rows += followed()
-    rows += simplifiers()
+    rows += of_compilers()
     if options.collection is not None:
         rows.append(collected(options.collection))
     machine = f"{processor()}, Python {platform.python_version()}"
     Console().print(table(rows, machine))
-    missed = [f"{r['name']}: {w}" for r in (*rows[:3], *rows[4:6]) for w in r["wrong"]]
+    missed = [f"{r['name']}: {w}" for r in (*rows[:3], *rows[4:7]) for w in r["wrong"]]
     missed += [f"{r['name']}: median over {AIM} s" for r in rows[:2] if float(r["median"]) > AIM]
     if rows[3]["wrong"]:
         print(f"not from the axioms: {', '.join(rows[3]['wrong'])}")

@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import islice, permutations
 
 import pytest
+from compiler_rules import COLLECTIONS, VERDICTS, rules
 from taso_axioms.parallel import statements
 from taso_axioms.taso import axioms
-from xla_rules import COLLECTIONS, VERDICTS, rules
 
 from unity_ir.rules.pattern import AttrExpr, Operation, ResultOf, Substitution, Term
 from unity_ir.rules.poly import Poly

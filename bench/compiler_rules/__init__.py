@@ -1,6 +1,7 @@
 """
-Rules of XLA's algebraic simplifier as substitutions: those that TensorRight verifies (`tensorright.pcg`), and others by
-the names of XLA's tests (`simplifier.pcg`).
+Rules of other compilers as substitutions: of XLA's algebraic simplifier those that TensorRight verifies
+(`tensorright.pcg`), and others by the names of XLA's tests (`simplifier.pcg`); of PyTorch's Inductor those of its graph
+passes (`inductor.pcg`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from pathlib import Path
 from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Substitution
 
-COLLECTIONS = ("tensorright", "simplifier")
+XLA = ("tensorright", "simplifier")
+"""Collections of rules of XLA's algebraic simplifier."""
+
+COLLECTIONS = (*XLA, "inductor")
 
 NOT_SAID = 25
 """Rules of TensorRight's list that no operator says: see the head of `tensorright.pcg`."""
