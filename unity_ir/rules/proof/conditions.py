@@ -63,6 +63,8 @@ def _apart(a: Form, b: Form) -> tuple[Form, Form, Form]:
 
 
 def _equal(a: Form, b: Form) -> Form | None:
+    if is_condition(a) and is_condition(b):
+        return (*times(a, b), *times(complement(a), complement(b)))
     difference, first, second = _apart(a, b)
     if not difference:
         return constant(1)
@@ -105,6 +107,8 @@ def _product(forms: Iterable[Form]) -> Form:
 
 
 def _above(a: Form, b: Form, facts: Facts) -> Form | None:
+    if is_condition(a) and is_condition(b):
+        return times(a, complement(b))
     difference, first, second = _apart(a, b)
     if not_negative(scaled(difference, -1), facts):
         return ()
@@ -175,10 +179,16 @@ def _is_idempotent(form: Form) -> bool:
     return {k: c for k, c in square.items() if c} == plain
 
 
-def excluded(function: str, a: Form, b: Form, factors: Sequence[MonoFactor]) -> bool:
-    """Return whether another factor is 0 wherever the condition `a > b` or `a = b` holds."""
+def excluded(function: str, a: Form, b: Form, factors: Sequence[MonoFactor], facts: Facts) -> bool:
+    """
+    Return whether a product of factors is 0 wherever the condition `a > b` or `a = b` holds, since another factor is.
+    `facts` are constraints that hold.
+    """
     if function == "eq" and b == ():
         mono = single(a)
-        return mono is not None and not mono.domain and len(mono.factors) == 1 and mono.factors[0] in factors
+        if mono is None or mono.domain or len(mono.factors) != 1 or mono.factors[0] not in factors:
+            return False
+        # 0 times what is no number is none.
+        return all(is_total((Mono(UNIT, (), frozenset(), (f,)),), facts) for f in factors)
     other = [Apply("gt", (b, a))] if function == "gt" else [Apply("gt", (a, b)), Apply("gt", (b, a))]
     return any(o in factors for o in other)

@@ -30,7 +30,7 @@ from unity_ir.rules.proof.forms import (
     with_fresh_binders,
 )
 from unity_ir.rules.proof.normal import normal
-from unity_ir.rules.proof.piecewise import MOST_MONOMIALS, cleared, denominators, taken_apart
+from unity_ir.rules.proof.piecewise import MOST_MONOMIALS, cleared, denominators, nonzero_denominators, taken_apart
 from unity_ir.rules.proof.signs import is_positive
 from unity_ir.rules.proof.solver import Facts
 
@@ -80,8 +80,8 @@ def _left(form: Form, facts: Facts, divisor: Form, again: bool = True) -> list[M
     Return the monomials left, in the first case where there are some, of a form that should be 0 wherever `divisor` is
     a number.
     """
-    for case, settled in _cases(form, facts):
-        rest = _cancelled(settled, case)
+    for case, found in _cases(form, facts):
+        rest = _cancelled(found, case)
         if again and any(True for _ in _open_guards(tuple(rest), case)):
             # What was summed over an index that is known now has guards on free indices, which were not split yet.
             rest = _left(tuple(rest), case, divisor, again=False)
@@ -94,8 +94,8 @@ def _left(form: Form, facts: Facts, divisor: Form, again: bool = True) -> list[M
 
 def _on_second_look(rest: list[Mono], facts: Facts, divisor: Form) -> list[Mono]:
     """Return the monomials left of those that normal forms leave, with denominators cleared, and by order of values."""
-    positive = [d for d in denominators(tuple(rest), guarded=True) if is_positive(d, facts)]
-    form = cleared(tuple(rest), [*denominators(normal(divisor, facts)), *positive])
+    positive = [d for d in denominators(tuple(rest)) if is_positive(d, facts)]
+    form = cleared(tuple(rest), [*nonzero_denominators(normal(divisor, facts)), *positive])
     if len(form) > MOST_MONOMIALS:
         return rest
     return rest if any(_cancelled(case, facts) for case in taken_apart(form, facts)) else []
@@ -107,14 +107,14 @@ def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
     made = 0
     while pending:
         case, before = pending.pop()
-        settled = _settled(before, case)
-        guard = next(_open_guards(settled, case), None)
+        found = settled(before, case)
+        guard = next(_open_guards(found, case), None)
         if guard is None:
-            yield case, settled
+            yield case, found
             continue
         for constraints in ((guard,), *((c,) for c in guard.negated)):
             if not case.contradict(constraints):
-                pending.append((case.also(constraints), settled))
+                pending.append((case.also(constraints), found))
                 made += 1
         if made > CASES:
             raise Undecided(f"more than {CASES} cases of guards")
@@ -145,8 +145,11 @@ def _open(domain: frozenset[Constraint], facts: Facts, bound: frozenset[str]) ->
             yield c
 
 
-def _settled(form: Form, facts: Facts) -> Form:
-    """Return a form without guards that hold, and without the monomials whose guards fail."""
+def settled(form: Form, facts: Facts) -> Form:
+    """
+    Return a form (a sum of monomials) without guards that the constraints `facts` imply, and without the monomials
+    whose guards fail.
+    """
     out: list[Mono] = []
     for mono in form:
         if facts.contradict(mono.domain):
@@ -173,11 +176,11 @@ def _free_fact(c: Constraint, mono: Mono, facts: Facts) -> bool:
 def _settled_factor(factor: MonoFactor, facts: Facts) -> MonoFactor:
     match factor:
         case Apply(function, arguments):
-            settled = _kept(arguments, [_settled(a, facts) for a in arguments])
-            return factor if settled is arguments else Apply(function, settled)
+            found = _kept(arguments, [settled(a, facts) for a in arguments])
+            return factor if found is arguments else Apply(function, found)
         case Extreme(reducer, parts):
             kept = [p for p in parts if not facts.contradict(p.domain)]
-            done = (Quantified(p.binders, p.domain, _settled(p.body, facts.also(p.domain))) for p in kept)
+            done = (Quantified(p.binders, p.domain, settled(p.body, facts.also(p.domain))) for p in kept)
             return Extreme(reducer, tuple(done))
         case _:
             return factor

@@ -51,6 +51,9 @@ from unity_ir.tdl.syntax import (
 )
 from unity_ir.tdl.syntax import Reduce as ReduceExpr
 
+COMPARISONS = ("gt", "ge", "lt", "le", "eq", "ne")
+"""Functions of two values that are 0 or 1."""
+
 SIMPLE = 1000
 """The largest denominator of a fraction that a constant is taken for."""
 
@@ -84,8 +87,8 @@ class ExpressionForms:
             case Call("where", (condition, yes, no)):
                 return self._where(condition, self.form(yes, where), self.form(no, where), where)
             case Call(function, args):
-                arguments = tuple(self.form(a, where) for a in args)
-                return self._call(function, arguments)
+                value = self._compared if function in COMPARISONS else self.form
+                return self._call(function, tuple(value(a, where) for a in args))
             case ReduceExpr():
                 return self._reduce(expr, where)
             case _:
@@ -95,6 +98,18 @@ class ExpressionForms:
         if not self.line.context.exact:
             return defined(function, arguments)
         return apply(in_exact(function), arguments)
+
+    def _compared(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
+        """
+        Return the value of an operand of a comparison. Sums and products of integers are compared as their element type
+        holds them: 2^63 - 1 is above what is 1 more.
+        """
+        found = self.form(expr, where)
+        if isinstance(expr, Access):
+            tensor = self.line.tensors[expr.tensor]
+            if tensor.dtype in ("i64", "i32") and not tensor.stored:
+                return _wrapped(found, tensor.dtype)
+        return found
 
     def _attribute(self, name: str) -> Form:
         value = self.line.attributes.get(name)
@@ -154,19 +169,19 @@ class ExpressionForms:
             case "-":
                 return (*left, *scaled(right, -1))
             case "*":
-                return times(left, right)
+                return _product(left, right)
             case _:
-                return times(left, apply("recip", (right,)))
+                return _product(left, apply("recip", (right,)))
 
     def _where(self, condition: Expr, yes: Form, no: Form, where: Mapping[str, Poly]) -> Form:
         """
         Return the form of `where(condition, yes, no)`.
 
-        A condition on indices becomes a guard; one on values becomes a factor about which nothing is known.
+        A condition on indices becomes a guard; one on values becomes a factor of each branch.
         """
         match condition:
-            case Call(comparison, (a, b)) if comparison in ("gt", "ge", "lt", "le", "eq", "ne"):
-                left, right = self.form(a, where), self.form(b, where)
+            case Call(comparison, (a, b)) if comparison in COMPARISONS:
+                left, right = self._compared(a, where), self._compared(b, where)
                 difference = as_poly((*left, *scaled(right, -1)))
                 if difference is not None:
                     holds, fails = _guards(comparison, difference)
@@ -176,7 +191,8 @@ class ExpressionForms:
                 factor = self._call(function, tuple(self.form(a, where) for a in args))
             case _:
                 factor = self.form(condition, where)
-        return (*times(factor, yes), *no, *scaled(times(factor, no), -1))
+        chosen, other = (_branch(function, factor) for function in ("if", "if not"))
+        return (*times(chosen, yes), *times(other, no))
 
     def _reduce(self, expr: ReduceExpr, where: Mapping[str, Poly]) -> Form:
         inner = dict(where)
@@ -217,6 +233,13 @@ def number_of(value: float) -> Fraction:
     return simple if float(simple) == value else Fraction(repr(float(value)))
 
 
+def _product(left: Form, right: Form) -> Form:
+    """Return a product; 0 times what may be no number keeps it, with 0 as its coefficient."""
+    if left and right:
+        return times(left, right)
+    return tuple(Mono(Fraction(0), m.binders, m.domain, m.factors) for m in left or right if m.factors)
+
+
 def _rounded(op: str, left: Form, right: Form) -> Form:
     """
     Return an operation of arithmetic that rounds, as an uninterpreted function.
@@ -233,6 +256,16 @@ def _rounded(op: str, left: Form, right: Form) -> Form:
     if op in "*/" and right in units:
         return scaled(left, units[right])
     return (Mono(UNIT, (), frozenset(), (Apply(op, (left, right)),)),)
+
+
+def _branch(function: str, condition: Form) -> Form:
+    """Return 1 where a branch of `where` is chosen, else 0."""
+    return (Mono(UNIT, (), frozenset(), (Apply(function, (condition,)),)),)
+
+
+def _wrapped(form: Form, dtype: str) -> Form:
+    """Return what is left of an integer result of arithmetic in its element type."""
+    return form if as_poly(form) is not None else (Mono(UNIT, (), frozenset(), (Apply(f"wrapped {dtype}", (form,)),)),)
 
 
 def _position(form: Form) -> Form:

@@ -93,6 +93,8 @@ def _moved(context: ProofContext, name: str, of: TensorForm, attributes: Mapping
         case "reshape", tuple() as shape:
             return reshaped(of, shape, context.digits, context.divided)
         case "broadcast_grad", tuple() as shape:
+            if context.exact:
+                raise Undecided("broadcast_grad: in which order its sum rounds is not known")
             return unbroadcast(of, shape)
         case _:
             raise Undecided(f"the line of {name} depends on the sizes")
@@ -199,6 +201,8 @@ class _Results:
                     guards.append(Constraint(reached - position, equal=True))
         if segment is not None and isinstance(result.expr, Cases):
             return self._segments(result.expr, segment, where)
+        if bound and self.line.context.exact:
+            raise Undecided(f"{self.line.name}: in which order its sums round is not known")
         return summed(self.forms.form(result.expr, where), tuple(bound), guards)
 
     def _segments(self, cases: Cases, segment: tuple[tuple[str, ...], Poly], where: Mapping[str, Poly]) -> Form:

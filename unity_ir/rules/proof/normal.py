@@ -14,7 +14,7 @@ from fractions import Fraction
 from operator import attrgetter
 
 from unity_ir.rules.poly import ZERO, Poly, exact_quotient, symbol
-from unity_ir.rules.proof.conditions import condition, is_condition
+from unity_ir.rules.proof.conditions import complement, condition, is_condition
 from unity_ir.rules.proof.forms import (
     UNIT,
     Apply,
@@ -125,6 +125,8 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
     match factor:
         case Apply(function, arguments):
             known = tuple(normal(a, facts) for a in arguments)
+            if function in ("if", "if not"):
+                return known[0] if function == "if" else normal(complement(known[0]), facts)
             if function.removesuffix("'") in ZERO_AT_ZERO and not known[0]:
                 return (Mono(Fraction(0)),)
             inner = _extreme(known[0]) if function == "relu" else None

@@ -27,7 +27,7 @@ from unity_ir.rules.proof.forms import (
     times,
 )
 from unity_ir.rules.proof.normal import normal, within
-from unity_ir.rules.proof.signs import is_total
+from unity_ir.rules.proof.signs import CONDITIONS, is_total
 from unity_ir.rules.proof.solver import Facts
 
 z3: Any = import_module("z3")  # Its types are not known.
@@ -255,20 +255,25 @@ def _inside(factor: MonoFactor, old: MonoFactor, value: Form) -> MonoFactor:
             return factor
 
 
-def denominators(form: Form, guarded: bool = False) -> list[Form]:
-    """
-    Return the values by which a form in normal form divides, and that are not 0 wherever it is a number: arguments of
-    reciprocals that are factors of a monomial without guards. With `guarded`, those of all monomials, which may be 0.
-    """
-    found: dict[str, Form] = {}
-    for mono in form:
-        for factor in mono.factors:
-            match factor:
-                case Apply("recip", (value,)) if (guarded or not mono.domain) and factor.free.isdisjoint(mono.binders):
-                    found[factor.text] = value
-                case _:
-                    pass
+def denominators(form: Form) -> list[Form]:
+    """Return the values by which a form in normal form divides: arguments of reciprocals that are factors."""
+    found = {f.text: f.arguments[0] for m in form for f in m.factors if isinstance(f, Apply) and f.function == "recip"}
     return list(found.values())
+
+
+def nonzero_denominators(form: Form) -> list[Form]:
+    """
+    Return the values by which a form in normal form divides, and that are not 0 wherever it is a number: those whose
+    reciprocals have no guards and, in all monomials, no conditions beside them, which may be 0 where the value is.
+    """
+    found: list[Form] = []
+    for value in denominators(form):
+        inverse = Apply("recip", (value,))
+        having = [m for m in form if inverse in m.factors]
+        masked = any(isinstance(f, Apply) and f.function in CONDITIONS for m in having for f in m.factors)
+        if not masked and any(not m.domain and inverse.free.isdisjoint(m.binders) for m in having):
+            found.append(value)
+    return found
 
 
 def cleared(form: Form, values: Sequence[Form]) -> Form:

@@ -31,7 +31,7 @@ def with_powers(factors: list[MonoFactor], facts: Facts) -> tuple[list[MonoFacto
             case Apply("exp", ((Mono(coefficient, binders, domain, inner),),)):
                 key = Mono(UNIT, binders, domain, inner)
                 exponents[key] = exponents.get(key, Fraction(0)) + coefficient
-            case Apply("gt" | "eq" as function, (a, b)) if excluded(function, a, b, factors):
+            case Apply("gt" | "eq" as function, (a, b)) if excluded(function, a, b, factors, facts):
                 return None
             case Apply("recip" | "cos") if counts[f] > 1:
                 continue

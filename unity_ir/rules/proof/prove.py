@@ -29,6 +29,7 @@ from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.poly import Poly, symbol
 from unity_ir.rules.proof.cases import Case, cases, inputs_at, tensors
 from unity_ir.rules.proof.context import ProofContext
+from unity_ir.rules.proof.definedness import undefined_in
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.every_rank import check_every_rank
 from unity_ir.rules.proof.forms import Constraint, restart
@@ -227,3 +228,5 @@ def _compare(claim: _Values | _Gradients, context: ProofContext, answers: Answer
         verdict = equal(a, b, facts, where_left=isinstance(claim, _Gradients))
         if not verdict.proved:
             raise Undecided(verdict.reason)
+        if (operation := undefined_in(b, a, facts)) is not None:
+            raise Undecided(f"the target may be no number where the source is one: {operation}")

@@ -46,7 +46,7 @@ def _is_total(factor: MonoFactor, facts: Facts) -> bool:
             return True
         case Apply("sqrt" | "sqrt'", (x,)):
             return is_total(x, facts) and not_negative(x, facts)
-        case Apply("recip", (x,)):
+        case Apply("recip" | "log", (x,)):
             return is_positive(x, facts)
         case Apply(function, arguments):
             return function.removesuffix("'") in TOTAL and all(is_total(a, facts) for a in arguments)
@@ -74,6 +74,9 @@ def _factor_positive(factor: MonoFactor, facts: Facts) -> bool:
             return is_positive(x, facts)
         case SymbolValue(name):
             return facts.imply(Constraint(symbol(name) - 1))
+        case Extreme("max", parts):
+            # A maximum of nothing is below 0: some part has to have a value.
+            return any(not p.binders and not p.domain and is_positive(p.body, facts) for p in parts)
         case _:
             return False
 
