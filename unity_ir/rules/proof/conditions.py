@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from unity_ir.rules.proof.forms import UNIT, Apply, Extreme, Form, Mono, MonoFactor, apply, constant, scaled, times
-from unity_ir.rules.proof.signs import CONDITIONS, is_total, not_negative, single
+from unity_ir.rules.proof.signs import CONDITIONS, is_positive, is_total, not_negative, single
 from unity_ir.rules.proof.solver import Facts
 
 MOST_CONDITIONS = 16
@@ -110,6 +110,8 @@ def _above(a: Form, b: Form, facts: Facts) -> Form | None:
     if is_condition(a) and is_condition(b):
         return times(a, complement(b))
     difference, first, second = _apart(a, b)
+    if outer := _positive_factors(difference, facts):
+        return apply("gt", (_without(first, outer), _without(second, outer)))
     if not_negative(scaled(difference, -1), facts):
         return ()
     if difference and not any(m.factors or m.domain for m in difference):
@@ -131,6 +133,27 @@ def _above(a: Form, b: Form, facts: Facts) -> Form | None:
     if first == constant(1) and is_condition(second):
         return complement(second)
     return None if (a, b) == (first, second) else apply("gt", (first, second))
+
+
+def _positive_factors(form: Form, facts: Facts) -> list[MonoFactor]:
+    """Return the factors above 0 that all addends of a sum have, and that no sum inside is over."""
+    if not form:
+        return []
+    bound = {b for m in form for b in m.binders}
+    shared = [f for f in dict.fromkeys(form[0].factors) if all(f in m.factors for m in form)]
+    free = (f for f in shared if f.free.isdisjoint(bound))
+    return [f for f in free if is_positive((Mono(UNIT, (), frozenset(), (f,)),), facts)]
+
+
+def _without(form: Form, factors: Sequence[MonoFactor]) -> Form:
+    """Return a sum divided by factors that all its addends have."""
+    out: list[Mono] = []
+    for mono in form:
+        left = list(mono.factors)
+        for f in factors:
+            left.remove(f)
+        out.append(Mono(mono.coefficient, mono.binders, mono.domain, tuple(left)))
+    return tuple(out)
 
 
 def _values(mono: Mono) -> tuple[str, list[Form]] | None:

@@ -6,6 +6,7 @@ written out, denominators cleared, and maxima and comparisons taken apart by whi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from importlib import import_module
 from typing import Any
 
@@ -56,16 +57,10 @@ def taken_apart(form: Form, facts: Facts) -> Iterator[Form]:
 def _spelled(mono: Mono, facts: Facts) -> Form:
     """Return a monomial with short sums written out, and with its maxima as sums of products of comparisons."""
     for b in mono.binders:
-        own = [c for c in mono.domain if b in c.poly.symbols]
-        bounds = [c.poly for c in own if c.poly.symbols == frozenset({b}) and not c.equal]
-        above = [p.without(b).constant for p in bounds if p.coefficient(b).constant == -1]
-        below = [p.without(b).constant for p in bounds if p.coefficient(b).constant == 1]
-        if above and below and None not in (*above, *below):
-            low, high = max(-v for v in below if v is not None), min(v for v in above if v is not None)
-            if high - low < SHORT:
-                rest = Mono(mono.coefficient, tuple(x for x in mono.binders if x != b), mono.domain, mono.factors)
-                each = (m for v in range(low, high + 1) for m in substitute((rest,), {b: number(v)}))
-                return tuple(m for one in each for m in _spelled(one, facts))
+        if (values := _few(b, mono.domain)) is not None:
+            rest = Mono(mono.coefficient, tuple(x for x in mono.binders if x != b), mono.domain, mono.factors)
+            each = (m for v in values for m in substitute((rest,), {b: number(v)}))
+            return tuple(m for one in each for m in _spelled(one, facts))
     guard = next((c for f in mono.factors for c in _guards(f) if _splits(c, mono)), None)
     if guard is not None:
         cases = ((guard,), *((c,) for c in guard.negated))
@@ -75,6 +70,17 @@ def _spelled(mono: Mono, facts: Facts) -> Form:
         value = None if not factor.free.isdisjoint(mono.binders) else _by_comparison(factor, facts)
         found = times(found, ((Mono(UNIT, (), frozenset(), (factor,)),) if value is None else value))
     return found
+
+
+def _few(binder: str, domain: frozenset[Constraint]) -> range | None:
+    """Return the values of a binder that runs over a few numbers, whatever the sizes; None if it does not."""
+    bounds = [c.poly for c in domain if c.poly.symbols == frozenset({binder}) and not c.equal]
+    above = [p.without(binder).constant for p in bounds if p.coefficient(binder).constant == -1]
+    below = [p.without(binder).constant for p in bounds if p.coefficient(binder).constant == 1]
+    if not above or not below or None in (*above, *below):
+        return None
+    low, high = max(-v for v in below if v is not None), min(v for v in above if v is not None)
+    return range(low, high + 1) if high - low < SHORT else None
 
 
 def _guards(factor: MonoFactor) -> list[Constraint]:
@@ -100,7 +106,10 @@ def _where(mono: Mono, domain: frozenset[Constraint]) -> Mono:
 
 
 def _by_comparison(factor: MonoFactor, facts: Facts) -> Form | None:
-    """Return a maximum or minimum of single values, `relu` or `abs`, by comparisons; None for other factors."""
+    """
+    Return a maximum or minimum of a few values, `relu` or `abs`, by comparisons, also in operands of comparisons; None
+    for other factors.
+    """
     match factor:
         case _ if not is_total((Mono(UNIT, (), frozenset(), (factor,)),), facts):
             return None
@@ -108,21 +117,47 @@ def _by_comparison(factor: MonoFactor, facts: Facts) -> Form | None:
             return times(x, _above(x, ()))
         case Apply("abs", (x,)):
             return times(x, (*_above(x, ()), *scaled(_above((), x), -1)))
-        case Extreme(reducer, parts) if reducer in ("max", "min"):
-            values = [p.body for p in parts]
-            found: list[Mono] = []
-            for i, value in enumerate(values):
-                chosen = constant(1)
-                for j, other in enumerate(values):
-                    if j != i:
-                        above = _above(other, value) if reducer == "max" else _above(value, other)
-                        below = _above(value, other) if reducer == "max" else _above(other, value)
-                        # Of equal values the first is taken.
-                        chosen = times(chosen, below if j < i else complement(above))
-                found += times(value, chosen)
-            return tuple(found)
+        case Apply("gt" | "eq" as function, arguments):
+            return apply(function, tuple(tuple(m for mono in a for m in _spelled(mono, facts)) for a in arguments))
+        case Extreme("max" | "min" | "prod" as reducer, parts):
+            values = [body for p in parts for body in _bodies(p)]
+            known = [v for v in values if v is not None]
+            if len(known) < len(values):
+                return None
+            return reduce(times, known, constant(1)) if reducer == "prod" else _chosen(reducer, known)
         case _:
             return None
+
+
+def _bodies(part: Quantified) -> Iterator[Form | None]:
+    """Yield all values of a set of a few; None where there may be more."""
+    if not part.binders:
+        yield None if part.domain else part.body
+        return
+    first, *others = part.binders
+    values = _few(first, part.domain)
+    if values is None:
+        yield None
+        return
+    for v in values:
+        known = {first: number(v)}
+        left = frozenset(c for c in (c.substitute(known) for c in part.domain) if c.poly.constant is None)
+        yield from _bodies(Quantified(tuple(others), left, substitute(part.body, known)))
+
+
+def _chosen(reducer: str, values: Sequence[Form]) -> Form:
+    """Return the maximum or minimum of values as a sum of each times the condition that it is the one."""
+    found: list[Mono] = []
+    for i, value in enumerate(values):
+        chosen = constant(1)
+        for j, other in enumerate(values):
+            if j != i:
+                above = _above(other, value) if reducer == "max" else _above(value, other)
+                below = _above(value, other) if reducer == "max" else _above(other, value)
+                # Of equal values the first is taken.
+                chosen = times(chosen, below if j < i else complement(above))
+        found += times(value, chosen)
+    return tuple(found)
 
 
 def _above(one: Form, other: Form) -> Form:
@@ -137,18 +172,23 @@ def _orders(form: Form, facts: Facts, left: int, path: tuple[_Relation, ...] = (
     """Yield the form in each order of two values that it compares, and of further ones, that numbers can have."""
     if not form:
         return
-    pair = next(_compared(form, facts), None) if left and len(form) <= MOST_MONOMIALS else None
-    if pair is None:
+    found = next(_compared(form, facts), None) if left and len(form) <= MOST_MONOMIALS else None
+    if found is None:
         if not contradictory(path):
             yield form
         return
-    one, other = pair
-    for first, second in ((one, other), (other, one)):
+    if isinstance(found, Apply):
+        for value in (0, 1):
+            yield from _orders(normal(_known(form, {found: value}), facts), facts, left - 1, path)
+        return
+    one, other = found
+    both = ((one, other), (other, one))
+    for first, second in both:
         known = {Apply("gt", (first, second)): 1, Apply("gt", (second, first)): 0}
-        known |= {Apply("eq", p): 0 for p in (pair, pair[::-1])}
+        known |= {Apply("eq", p): 0 for p in both}
         taken = (*path, ((*first, *scaled(second, -1)), ">"))
         yield from _orders(normal(_known(form, known), facts), facts, left - 1, taken)
-    known = {Apply("gt", p): 0 for p in (pair, pair[::-1])} | {Apply("eq", p): 1 for p in (pair, pair[::-1])}
+    known = {Apply("gt", p): 0 for p in both} | {Apply("eq", p): 1 for p in both}
     same = normal(_with_equal(_known(form, known), one, other), facts)
     yield from _orders(same, facts, left - 1, (*path, ((*one, *scaled(other, -1)), "=")))
 
@@ -168,10 +208,12 @@ def contradictory(path: Sequence[_Relation]) -> bool:
     return bool(solver.check() == z3.unsat)
 
 
-def _compared(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) -> Iterator[tuple[Form, Form]]:
+def _compared(
+    form: Form, facts: Facts, bound: frozenset[str] = frozenset(), nested: bool = False
+) -> Iterator[tuple[Form, Form] | Apply]:
     """
     Yield the pairs of values that are compared in a form, in arguments of functions, too, but not under a sum over what
-    they depend on; first those that have no comparisons inside.
+    they depend on, first those that have no comparisons inside; and conditions of other kinds in such arguments.
     """
     for mono in form:
         inside = bound.union(mono.binders)
@@ -179,11 +221,13 @@ def _compared(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) -> 
             match factor:
                 case Apply(function, arguments):
                     for argument in arguments:
-                        yield from _compared(argument, facts, inside)
-                    if function in ("gt", "eq") and factor.free.isdisjoint(inside):
-                        a, b = arguments
-                        if is_total(a, facts) and is_total(b, facts):
-                            yield a, b
+                        yield from _compared(argument, facts, inside, nested=True)
+                    if not factor.free.isdisjoint(inside):
+                        continue
+                    if function in ("gt", "eq") and all(is_total(a, facts) for a in arguments):
+                        yield arguments[0], arguments[1]
+                    elif nested and function in CONDITIONS and function not in ("gt", "eq"):
+                        yield factor
                 case _:
                     pass
 

@@ -17,6 +17,14 @@ FALSE = {
         %s = slice %a {dim = 2, start = 0, size = 1} %z = relu %s yield %z } to {
         %a = max_pool2d %x {kernel = [2, 1], stride = [1, 1], padding = [2, 0], dilation = [1, 1]}
         %s = slice %a {dim = 2, start = 0, size = 1} yield %s }""",
+    "abs of a maximum": """(%x: [n, m]) { %a = reduce_max %x {dim = 1} %b = abs %a yield %b } to {
+        %c = abs %x %a = reduce_max %c {dim = 1} yield %a }""",
+    "the first as the maximum": """(%x: [n, m]) { %a = reduce_max %x {dim = 1} yield %a } to {
+        %b = slice %x {dim = 1, start = 0, size = 1} %a = reduce_sum %b {dim = 1} yield %a }""",
+    "a product as a maximum": """(%x: [n, 2]) { %a = reduce_prod %x {dim = 1} yield %a } to {
+        %a = reduce_max %x {dim = 1} yield %a }""",
+    "a comparison with a maximum": """(%x: [n, m], %y: [n]) { %a = reduce_max %x {dim = 1} %b = gt %a, %y
+        yield %b } to { %c = reduce_min %x {dim = 1} %b = gt %c, %y yield %b }""",
     "other operators": "(%x: [n]) { %y = relu %x yield %y } to { %y = exp %x yield %y }",
     "sizes of one": "(%x: [n, n - 1], %y: [n, n]) { %z = mul %x, %y yield %z } to { %z = add %x, %y yield %z }",
 }
