@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from unity_ir.rules.proof.equal import settled
+from unity_ir.rules.proof.equal import open_guards, settled
 from unity_ir.rules.proof.forms import UNIT, Apply, Constraint, Extreme, Form, Mono, MonoFactor
 from unity_ir.rules.proof.normal import normal
 from unity_ir.rules.proof.signs import is_positive, not_negative
@@ -19,6 +19,9 @@ from unity_ir.rules.proof.solver import Facts
 
 PARTIAL = ("recip", "log", "sqrt", "pow", "/")
 """Functions that are no number at some arguments."""
+
+CASES = 6
+"""Guards that are looked at case by case."""
 
 BRANCHES = ("if", "if not")
 """Conditions that choose a branch of `where`, as factors of what is in the branch."""
@@ -35,21 +38,26 @@ class _Operation:
     """Constraints on sizes and free indices under which it is computed."""
 
 
-def undefined_in(target: Form, source: Form, facts: Facts) -> str | None:
+def undefined_in(target: Form, source: Form, facts: Facts, cases: int = CASES) -> str | None:
     """
     Return the text of an operation of `target` that may be no number and that `source` does not have where `target`
     has it; None if there is none. Both are forms as expressions gave them, not in normal form; `facts` are constraints
-    that hold.
+    that hold. `cases` is how many guards on free indices may be looked at, case by case.
     """
     find = _Operations(facts)
     needed = set(find.of(target))
-    if not needed:
-        return None
-    given = set(find.of(source))
+    given = set(find.of(source)) if needed else set()
     for one in sorted(needed, key=lambda o: o.text):
         known = facts.also(one.guards)
-        if not any(o.text == one.text and o.masks <= one.masks and known.imply_all(o.guards) for o in given):
+        if any(o.text == one.text and o.masks <= one.masks and known.imply_all(o.guards) for o in given):
+            continue
+        guard = next(iter(find.guards), None)
+        if guard is None or cases == 0:
             return one.text
+        for case in ((guard,), *((c,) for c in guard.negated)):
+            if not facts.contradict(case) and (found := undefined_in(target, source, facts.also(case), cases - 1)):
+                return found
+        return None
     return None
 
 
@@ -61,6 +69,9 @@ class _Operations:
     known: dict[tuple[Apply, tuple[str, ...], frozenset[Constraint]], tuple[str, ...]] = field(
         default_factory=dict[tuple[Apply, tuple[str, ...], frozenset[Constraint]], tuple[str, ...]]
     )
+
+    guards: dict[Constraint, None] = field(default_factory=dict[Constraint, None])
+    """Guards on free indices in the operations, which are not decided."""
 
     def of(
         self,
@@ -98,6 +109,8 @@ class _Operations:
         found = self.known.get((factor, used, about))
         if found is None:
             whole = normal(settled((Mono(UNIT, used, about, (factor,)),), self.facts), self.facts)
+            whole = normal(settled(whole, self.facts), self.facts)
+            self.guards.update(dict.fromkeys(open_guards(whole, self.facts)))
             each = (f for m in whole for f in _partial(m.factors, self.facts.also(m.domain)))
             found = self.known[factor, used, about] = tuple(dict.fromkeys(_zero_set(f).text for f in each))
         return found

@@ -82,7 +82,7 @@ def _left(form: Form, facts: Facts, divisor: Form, again: bool = True) -> list[M
     """
     for case, found in _cases(form, facts):
         rest = _cancelled(found, case)
-        if again and any(True for _ in _open_guards(tuple(rest), case)):
+        if again and any(True for _ in open_guards(tuple(rest), case)):
             # What was summed over an index that is known now has guards on free indices, which were not split yet.
             rest = _left(tuple(rest), case, divisor, again=False)
         if rest and again:
@@ -108,7 +108,7 @@ def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
     while pending:
         case, before = pending.pop()
         found = settled(before, case)
-        guard = next(_open_guards(found, case), None)
+        guard = next(open_guards(found, case), None)
         if guard is None:
             yield case, found
             continue
@@ -120,20 +120,23 @@ def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
             raise Undecided(f"more than {CASES} cases of guards")
 
 
-def _open_guards(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) -> Iterator[Constraint]:
-    """Yield the constraints on free symbols, at any depth, that the facts neither imply nor contradict."""
+def open_guards(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) -> Iterator[Constraint]:
+    """
+    Yield the constraints on free symbols, not in `bound`, in a form (a sum of monomials), at any depth, that `facts` do
+    not imply.
+    """
     for mono in form:
         yield from _open(mono.domain, facts, bound | set(mono.binders))
         for factor in mono.factors:
             match factor:
                 case Apply(_, arguments):
                     for a in arguments:
-                        yield from _open_guards(a, facts, bound | set(mono.binders))
+                        yield from open_guards(a, facts, bound | set(mono.binders))
                 case Extreme(_, parts):
                     for p in parts:
                         inner = bound | set(mono.binders) | set(p.binders)
                         yield from _open(p.domain, facts, inner)
-                        yield from _open_guards(p.body, facts, inner)
+                        yield from open_guards(p.body, facts, inner)
                 case Read() | SymbolValue():
                     pass
 
