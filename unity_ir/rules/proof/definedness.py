@@ -46,7 +46,7 @@ def undefined_in(target: Form, source: Form, facts: Facts, cases: int = CASES) -
     """
     find = _Operations(facts)
     needed = set(find.of(target))
-    given = set(find.of(source)) if needed else set()
+    given = set(find.of(source)) if needed else set[_Operation]()
     for one in sorted(needed, key=lambda o: o.text):
         known = facts.also(one.guards)
         if any(o.text == one.text and o.masks <= one.masks and known.imply_all(o.guards) for o in given):
