@@ -9,7 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from unity_ir.rules.proof.forms import UNIT, Apply, Extreme, Form, Mono, MonoFactor, apply, constant, scaled, times
+from unity_ir.rules.proof.forms import (
+    UNIT,
+    Apply,
+    Extreme,
+    Form,
+    Mono,
+    MonoFactor,
+    added_up,
+    apply,
+    constant,
+    divided,
+    form_text,
+    of_factor,
+    scaled,
+    times,
+)
 from unity_ir.rules.proof.signs import CONDITIONS, is_positive, is_total, not_negative, single
 from unity_ir.rules.proof.solver import Facts
 
@@ -51,12 +66,7 @@ def _apart(a: Form, b: Form) -> tuple[Form, Form, Form]:
     Return a multiple above 0 of a - b, its addends above 0, and those below with the sign turned: a > b is first >
     second.
     """
-    sums: dict[str, Mono] = {}
-    for m in (*a, *scaled(b, -1)):
-        key = Mono(UNIT, m.binders, m.domain, m.factors)
-        old = sums.get(key.text)
-        sums[key.text] = Mono(m.coefficient + (old.coefficient if old else 0), m.binders, m.domain, m.factors)
-    left = tuple(m for _, m in sorted(sums.items()) if m.coefficient)
+    left = added_up((*a, *scaled(b, -1)))
     if left:
         left = scaled(left, 1 / abs(left[0].coefficient))
     return left, tuple(m for m in left if m.coefficient > 0), scaled(tuple(m for m in left if m.coefficient < 0), -1)
@@ -69,7 +79,7 @@ def _equal(a: Form, b: Form) -> Form | None:
     if not difference:
         return constant(1)
     if first and second and not (is_condition(first) or is_condition(second)):
-        first, second = sorted((first, second), key=_text)
+        first, second = sorted((first, second), key=form_text)
     elif not first:
         first, second = second, first
     if not second and is_condition(first):
@@ -96,7 +106,7 @@ def _equal(a: Form, b: Form) -> Form | None:
 
 def _zero(factor: MonoFactor) -> Form:
     """Return the condition that a factor is 0."""
-    return apply("eq", ((Mono(UNIT, (), frozenset(), (factor,)),), ()))
+    return apply("eq", (of_factor(factor), ()))
 
 
 def _product(forms: Iterable[Form]) -> Form:
@@ -111,7 +121,7 @@ def _above(a: Form, b: Form, facts: Facts) -> Form | None:
         return times(a, complement(b))
     difference, first, second = _apart(a, b)
     if outer := _positive_factors(difference, facts):
-        return apply("gt", (_without(first, outer), _without(second, outer)))
+        return apply("gt", (divided(first, UNIT, outer), divided(second, UNIT, outer)))
     if not_negative(scaled(difference, -1), facts):
         return ()
     if difference and not any(m.factors or m.domain for m in difference):
@@ -142,18 +152,7 @@ def _positive_factors(form: Form, facts: Facts) -> list[MonoFactor]:
     bound = {b for m in form for b in m.binders}
     shared = [f for f in dict.fromkeys(form[0].factors) if all(f in m.factors for m in form)]
     free = (f for f in shared if f.free.isdisjoint(bound))
-    return [f for f in free if is_positive((Mono(UNIT, (), frozenset(), (f,)),), facts)]
-
-
-def _without(form: Form, factors: Sequence[MonoFactor]) -> Form:
-    """Return a sum divided by factors that all its addends have."""
-    out: list[Mono] = []
-    for mono in form:
-        left = list(mono.factors)
-        for f in factors:
-            left.remove(f)
-        out.append(Mono(mono.coefficient, mono.binders, mono.domain, tuple(left)))
-    return tuple(out)
+    return [f for f in free if is_positive(of_factor(f), facts)]
 
 
 def _values(mono: Mono) -> tuple[str, list[Form]] | None:
@@ -171,10 +170,6 @@ def _values(mono: Mono) -> tuple[str, list[Form]] | None:
         case _:
             return None
     return None if mono.binders or mono.domain else found
-
-
-def _text(form: Form) -> str:
-    return " + ".join(sorted(m.text for m in form))
 
 
 def is_condition(form: Form) -> bool:
@@ -212,6 +207,6 @@ def excluded(function: str, a: Form, b: Form, factors: Sequence[MonoFactor], fac
         if mono is None or mono.domain or len(mono.factors) != 1 or mono.factors[0] not in factors:
             return False
         # 0 times what is no number is none.
-        return all(is_total((Mono(UNIT, (), frozenset(), (f,)),), facts) for f in factors)
+        return all(is_total(of_factor(f), facts) for f in factors)
     other = [Apply("gt", (b, a))] if function == "gt" else [Apply("gt", (a, b)), Apply("gt", (b, a))]
     return any(o in factors for o in other)

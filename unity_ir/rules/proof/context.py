@@ -38,7 +38,7 @@ class ProofContext:
     divisor + remainder`.
     """
     side: str = ""
-    """What indices are made for now: one of the two values that are compared (`left`, `right`), or both (empty)."""
+    """Of the two values compared the one whose element is made, `left` or `right`; empty for indices of both."""
     sizes: dict[Poly, tuple[str, Poly]] = field(default_factory=dict[Poly, tuple[str, Poly]])
     """Maps the position of each index to (side it was made for, size of the dim it runs over)."""
     rounds: bool = True

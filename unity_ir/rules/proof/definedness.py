@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from unity_ir.rules.proof.equal import open_guards, settled
-from unity_ir.rules.proof.forms import UNIT, Apply, Constraint, Extreme, Form, Mono, MonoFactor
+from unity_ir.rules.proof.forms import UNIT, Apply, Constraint, Extreme, Form, Mono, MonoFactor, form_text
 from unity_ir.rules.proof.normal import normal
 from unity_ir.rules.proof.signs import is_positive, not_negative
 from unity_ir.rules.proof.solver import Facts
@@ -66,10 +66,11 @@ class _Operations:
     """Finds the operations of forms that may be no number."""
 
     facts: Facts
+    """Constraints that hold."""
     known: dict[tuple[Apply, tuple[str, ...], frozenset[Constraint]], tuple[str, ...]] = field(
         default_factory=dict[tuple[Apply, tuple[str, ...], frozenset[Constraint]], tuple[str, ...]]
     )
-
+    """What a factor under binders and their domain is made of (`_made_of`)."""
     guards: dict[Constraint, None] = field(default_factory=dict[Constraint, None])
     """Guards on free indices in the operations, which are not decided."""
 
@@ -126,7 +127,7 @@ def _zero_set(factor: Apply) -> Apply:
 
 
 def _mask(branch: Apply, facts: Facts) -> str:
-    return f"{branch.function} {' + '.join(sorted(m.text for m in normal(branch.arguments[0], facts)))}"
+    return f"{branch.function} {form_text(normal(branch.arguments[0], facts))}"
 
 
 def _mentions(factor: MonoFactor) -> bool:

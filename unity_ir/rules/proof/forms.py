@@ -158,7 +158,7 @@ class Apply:
     @lazy
     def text(self) -> str:
         """The function and its arguments as text, `exp(..)`; equal applications have equal text."""
-        return f"{self.function}({', '.join(map(_form_text, self.arguments))})"
+        return f"{self.function}({', '.join(map(form_text, self.arguments))})"
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class Quantified:
     @lazy
     def text(self) -> str:
         """The set as text; equal sets have equal text."""
-        return f"{_over(self.binders, self.domain)}{_form_text(self.body)}"
+        return f"{_over(self.binders, self.domain)}{form_text(self.body)}"
 
 
 MonoFactor: TypeAlias = Read | SymbolValue | Apply | Extreme
@@ -296,6 +296,32 @@ def scaled(form: Form, by: Fraction | int) -> Form:
 
 def _product(left: Fraction, right: Fraction) -> Fraction:
     return left if right is UNIT else right if left is UNIT else left * right
+
+
+def of_factor(factor: MonoFactor) -> Form:
+    """Return the form (a sum of monomials) that is one factor."""
+    return (Mono(UNIT, (), frozenset(), (factor,)),)
+
+
+def divided(form: Form, coefficient: Fraction, factors: Sequence[MonoFactor]) -> Form:
+    """Divide a form (a sum of monomials) by a number and by factors that all its monomials have."""
+    out: list[Mono] = []
+    for mono in form:
+        left = list(mono.factors)
+        for f in factors:
+            left.remove(f)
+        out.append(Mono(mono.coefficient / coefficient, mono.binders, mono.domain, tuple(left)))
+    return tuple(out)
+
+
+def added_up(form: Form) -> Form:
+    """Add up equal monomials of a form (a sum of monomials); return those that do not cancel, sorted by their text."""
+    sums: dict[str, Mono] = {}
+    for m in form:
+        key = Mono(UNIT, m.binders, m.domain, m.factors).text
+        old = sums.get(key)
+        sums[key] = Mono(m.coefficient + (old.coefficient if old else 0), m.binders, m.domain, m.factors)
+    return tuple(m for _, m in sorted(sums.items()) if m.coefficient)
 
 
 def times(left: Form, right: Form) -> Form:
@@ -500,7 +526,7 @@ def _inner(factor: MonoFactor) -> MonoFactor:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def _form_text(form: Form) -> str:
+def form_text(form: Form) -> str:
     """Return a form (a sum of monomials) as text; equal forms have equal text."""
     return " + ".join(sorted([m.text for m in form])) or "0"
 

@@ -9,9 +9,7 @@ taken apart; those over a whole dim stay as they are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import product
 
 from unity_ir.rules.proof.forms import (
@@ -22,10 +20,14 @@ from unity_ir.rules.proof.forms import (
     Mono,
     MonoFactor,
     Quantified,
+    added_up,
     apply,
+    divided,
+    form_text,
+    of_factor,
     scaled,
 )
-from unity_ir.rules.proof.signs import is_total, nonempty, not_negative
+from unity_ir.rules.proof.signs import is_total, is_turned, nonempty, not_negative
 from unity_ir.rules.proof.solver import Facts
 
 INCREASING = ("exp", "tanh", "erf", "floor")
@@ -54,7 +56,7 @@ def extreme_of_values(factor: Extreme, facts: Facts) -> Form | None:
 
 
 def _value(form: Form) -> tuple[str, Form]:
-    return " + ".join(sorted(m.text for m in form)), form
+    return form_text(form), form
 
 
 def _clauses(factor: Extreme) -> list[_Values] | None:
@@ -97,11 +99,7 @@ def _inner(form: Form) -> Extreme | None:
 
 def _at_most(one: Form, other: Form, facts: Facts) -> bool:
     """Return whether it is shown that `one <= other`."""
-    difference = Counter[Mono]()
-    for mono in (*other, *scaled(one, -1)):
-        difference[Mono(UNIT, mono.binders, mono.domain, mono.factors)] += mono.coefficient  # pyright: ignore[reportArgumentType]
-    left = tuple(Mono(c, m.binders, m.domain, m.factors) for m, c in difference.items() if c)  # pyright: ignore[reportArgumentType]
-    return not_negative(left, facts)
+    return not_negative(added_up((*other, *scaled(one, -1))), facts)
 
 
 def _least(clauses: list[_Values], facts: Facts) -> list[_Values]:
@@ -172,7 +170,7 @@ def pulled_out(factor: Extreme, facts: Facts) -> Form | None:
         shared = {m.text for m in common}
         return (*common, *_with_bodies(factor, [tuple(m for m in b if m.text not in shared) for b in bodies]))
     monos = [m for body in bodies for m in body]
-    sign = -1 if all(body and _is_negative(body) for body in bodies) else 1
+    sign = -1 if all(body and is_turned(body) for body in bodies) else 1
     sizes = {abs(m.coefficient) for m in monos}
     scale = sizes.pop() if len(sizes) == 1 else UNIT
     outer = [f for f in dict.fromkeys(monos[0].factors) if _shared(f, monos, bound, facts)] if monos else []
@@ -180,7 +178,7 @@ def pulled_out(factor: Extreme, facts: Facts) -> Form | None:
         return None
     found = _with_bodies(
         factor if sign == 1 else Extreme({"max": "min", "min": "max"}[factor.reducer], factor.parts),
-        [tuple(_divided(m, sign * scale, outer) for m in body) for body in bodies],
+        [divided(body, sign * scale, outer) for body in bodies],
     )
     return tuple(Mono(m.coefficient * sign * scale, m.binders, m.domain, (*m.factors, *outer)) for m in found)
 
@@ -202,26 +200,13 @@ def _monotone(bodies: Sequence[Form]) -> tuple[str, list[Form]] | None:
     return (functions.pop(), found) if len(functions) == 1 else None
 
 
-def _is_negative(form: Form) -> bool:
-    """Return whether a value is to be written as minus another: its first coefficient is below 0."""
-    return min(form, key=lambda m: Mono(UNIT, m.binders, m.domain, m.factors).text).coefficient < 0
-
-
 def _shared(factor: MonoFactor, monos: Sequence[Mono], bound: set[str], facts: Facts) -> bool:
     """Return whether a factor of all monomials is one by which all values of a maximum may be divided."""
     inside = bound.union(*(m.binders for m in monos))
     everywhere = all(factor in m.factors and not m.domain for m in monos)
     if not everywhere or not factor.free.isdisjoint(inside):
         return False
-    return not_negative((Mono(UNIT, (), frozenset(), (factor,)),), facts)
-
-
-def _divided(mono: Mono, by: Fraction, factors: Sequence[MonoFactor]) -> Mono:
-    """Return a monomial divided by a number and by some of its factors."""
-    left = list(mono.factors)
-    for f in factors:
-        left.remove(f)
-    return Mono(mono.coefficient / by, mono.binders, mono.domain, tuple(left))
+    return not_negative(of_factor(factor), facts)
 
 
 def _with_bodies(factor: Extreme, bodies: Sequence[Form]) -> Form:

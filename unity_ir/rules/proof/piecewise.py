@@ -23,10 +23,12 @@ from unity_ir.rules.proof.forms import (
     Quantified,
     apply,
     constant,
+    of_factor,
     scaled,
     substitute,
     times,
 )
+from unity_ir.rules.proof.integers import holds
 from unity_ir.rules.proof.normal import normal, within
 from unity_ir.rules.proof.signs import CONDITIONS, is_total
 from unity_ir.rules.proof.solver import Facts
@@ -68,7 +70,7 @@ def _spelled(mono: Mono, facts: Facts) -> Form:
     found: Form = (Mono(mono.coefficient, mono.binders, mono.domain, ()),)
     for factor in mono.factors:
         value = None if not factor.free.isdisjoint(mono.binders) else _by_comparison(factor, facts)
-        found = times(found, ((Mono(UNIT, (), frozenset(), (factor,)),) if value is None else value))
+        found = times(found, of_factor(factor) if value is None else value)
     return found
 
 
@@ -111,7 +113,7 @@ def _by_comparison(factor: MonoFactor, facts: Facts) -> Form | None:
     for other factors.
     """
     match factor:
-        case _ if not is_total((Mono(UNIT, (), frozenset(), (factor,)),), facts):
+        case _ if not is_total(of_factor(factor), facts):
             return None
         case Apply("relu", (x,)):
             return times(x, _above(x, ()))
@@ -141,7 +143,10 @@ def _bodies(part: Quantified) -> Iterator[Form | None]:
         return
     for v in values:
         known = {first: number(v)}
-        left = frozenset(c for c in (c.substitute(known) for c in part.domain) if c.poly.constant is None)
+        domain = [c.substitute(known) for c in part.domain]
+        if any(c.poly.constant is not None and not holds(c, {}) for c in domain):
+            continue
+        left = frozenset(c for c in domain if c.poly.constant is None)
         yield from _bodies(Quantified(tuple(others), left, substitute(part.body, known)))
 
 
@@ -282,7 +287,7 @@ def _replaced(form: Form, factor: MonoFactor, value: Form) -> Form:
     for mono in form:
         found: Form = (Mono(mono.coefficient, mono.binders, mono.domain, ()),)
         for f in mono.factors:
-            found = times(found, value if f == factor else (Mono(UNIT, (), frozenset(), (_inside(f, factor, value),)),))
+            found = times(found, value if f == factor else of_factor(_inside(f, factor, value)))
         out += found
     return tuple(out)
 

@@ -7,11 +7,22 @@ Reciprocals, roots and logarithms of sums (forms): what all addends have goes ou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from fractions import Fraction
 from math import isqrt
 
-from unity_ir.rules.proof.forms import UNIT, Apply, Form, Mono, MonoFactor, apply, constant, scaled, times
+from unity_ir.rules.proof.forms import (
+    UNIT,
+    Apply,
+    Form,
+    Mono,
+    MonoFactor,
+    apply,
+    constant,
+    divided,
+    of_factor,
+    scaled,
+    times,
+)
 from unity_ir.rules.proof.signs import not_negative, single
 from unity_ir.rules.proof.solver import Facts
 
@@ -30,21 +41,6 @@ def _common(form: Form) -> tuple[Fraction, list[MonoFactor]]:
     return first.coefficient, found
 
 
-def _divided(form: Form, coefficient: Fraction, factors: Sequence[MonoFactor]) -> Form:
-    """Return a sum divided by a number and by factors that all addends have."""
-    out: list[Mono] = []
-    for mono in form:
-        left = list(mono.factors)
-        for f in factors:
-            left.remove(f)
-        out.append(Mono(mono.coefficient / coefficient, mono.binders, mono.domain, tuple(left)))
-    return tuple(out)
-
-
-def _of(factor: MonoFactor) -> Form:
-    return (Mono(UNIT, (), frozenset(), (factor,)),)
-
-
 def reciprocal(x: Form) -> Form | None:
     """1 / (c a b + c a d) = 1 / c 1 / a 1 / (b + d), and 1 / (1 + exp(a)) = (1 - tanh(a / 2)) / 2."""
     if not x or single(x) is not None:
@@ -54,9 +50,9 @@ def reciprocal(x: Form) -> Form | None:
     coefficient, factors = _common(x)
     if coefficient == 1 and not factors:
         return None
-    found = apply("recip", (_divided(x, coefficient, factors),))
+    found = apply("recip", (divided(x, coefficient, factors),))
     for f in factors:
-        found = times(found, apply("recip", (_of(f),)))
+        found = times(found, apply("recip", (of_factor(f),)))
     return scaled(found, 1 / coefficient)
 
 
@@ -79,7 +75,7 @@ def logarithm(x: Form, facts: Facts) -> Form | None:
         _, factors = _common(x) if x else (UNIT, [])
         outer = [f for f in factors if isinstance(f, Apply) and f.function == "exp"]
         return (
-            (*apply("log", (_divided(x, UNIT, outer),)), *(m for f in outer for m in f.arguments[0])) if outer else None
+            (*apply("log", (divided(x, UNIT, outer),)), *(m for f in outer for m in f.arguments[0])) if outer else None
         )
     if mono.domain:
         return None
@@ -115,17 +111,17 @@ def root(x: Form, facts: Facts) -> Form | None:
     exponents = [f.arguments[0] for f in factors if isinstance(f, Apply) and f.function == "exp"]
     outer: list[MonoFactor] = [f for f in factors if isinstance(f, Apply) and f.function == "exp"]
     pairs = [f for f, n in Counter(f for f in factors if f not in outer).items() for _ in range(n // 2)]
-    if pairs and not_negative(_divided(x, abs(coefficient), [*outer, *pairs, *pairs]), facts):
+    if pairs and not_negative(divided(x, abs(coefficient), [*outer, *pairs, *pairs]), facts):
         outer += [*pairs, *pairs]
     else:
         pairs = []
     number = _square_root(coefficient)
     if not outer and number in (None, 1):
         return None
-    rest = _divided(x, coefficient if number else UNIT, outer)
+    rest = divided(x, coefficient if number else UNIT, outer)
     found = rest if rest == constant(1) else apply("sqrt", (rest,))
     for f in pairs:
-        found = times(found, apply("abs", (_of(f),)))
+        found = times(found, apply("abs", (of_factor(f),)))
     for exponent in exponents:
         found = times(found, apply("exp", (scaled(exponent, Fraction(1, 2)),)))
     return scaled(found, number or 1)

@@ -1,4 +1,4 @@
-"""What is known of the signs of values (forms: sums of monomials): which are not negative."""
+"""Shows of values (forms: sums of monomials) that they are above 0, not negative, or a number at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
 
 NOT_NEGATIVE = ("exp", "sqrt", "abs", "relu", "philox", *CONDITIONS)
 """Functions that are 0 or above wherever they are a number."""
-
 
 TOTAL = ("exp", "abs", "relu", "tanh", "sin", "cos", "erf", "gelu", "sigmoid", "floor", "philox", *CONDITIONS)
 """Functions that are a number wherever their arguments are."""
@@ -118,6 +117,7 @@ def signed(mono: Mono, facts: Facts) -> list[MonoFactor]:
 
 
 def factor_not_negative(factor: MonoFactor, facts: Facts) -> bool:
+    """Return whether it is shown that a factor is 0 or above, or no number. `facts` are constraints that hold."""
     match factor:
         case Apply("recip", (x,)):
             return not_negative(x, facts)

@@ -1,4 +1,4 @@
-"""Of XLA's simplifier and PyTorch's Inductor, rules fixed by name: those that hold are proved, for all sizes."""
+"""Proves the rules of XLA's simplifier and of PyTorch's Inductor that hold, and refutes or leaves those that do not."""
 
 from __future__ import annotations
 
