@@ -77,16 +77,33 @@ def case(name: str, sizes: tuple[int, ...], attributes: dict[str, Any]) -> tuple
     """
     b, h, g, i, j, e, d = sizes
     shapes = {"q": (b, h, i, e), "k": (b, g, j, e), "v": (b, g, j, d), "y": (b, h, i, d), "a": (b, h, i, d)}
-    shapes["logsum"] = (b, h, i)
+    shapes |= {"logsum": (b, h, i), "first": (b, i), "end": (b, i)}
     one = operator(name)
     used = tuple(shapes[p.name] for p in one.line.parameters)
     bound = one.bind(used, one.attributes({"scale": e**-0.5, **attributes})).bound
     operands = random_operands(bound, Case(used, {}))
-    if "logsum" in [p.name for p in bound.operands]:
+    names = [p.name for p in bound.operands]
+    if "first" in names:
+        operands[names.index("first")], operands[names.index("end")] = ranges(b, i, j)
+    if "logsum" in names:
         forward = operator(name.replace("saved_grad", "saving"))
-        values = dict(zip([p.name for p in bound.operands], operands, strict=True))
-        whole = forward.bind(
-            tuple(shapes[n] for n in "qkv"), forward.attributes({"scale": e**-0.5, **attributes})
-        ).bound
-        operands[-2:] = map(np.ascontiguousarray, evaluate(whole, [values[n] for n in "qkv"]))
+        values = dict(zip(names, operands, strict=True))
+        read = [p.name for p in forward.line.parameters]
+        whole = forward.bind(tuple(shapes[n] for n in read), forward.attributes({"scale": e**-0.5, **attributes})).bound
+        operands[-2:] = map(np.ascontiguousarray, evaluate(whole, [values[n] for n in read]))
     return bound, operands
+
+
+def ranges(batch: int, rows: int, columns: int) -> tuple[Any, Any]:
+    """
+    Return which columns each row sees, two arrays [batch, row], the first and the one after the last: of documents one
+    after the other, each row up to itself; some rows see all, and some none.
+    """
+    rng = np.random.default_rng(0)
+    cuts = np.sort(rng.integers(0, columns, (batch, 3)), axis=1)
+    at = np.arange(rows)[None] * columns // rows
+    first = np.max(np.where(cuts[:, None] <= at[..., None], cuts[:, None], 0), axis=2)
+    end = np.minimum(at + 1, columns) + np.zeros_like(first)
+    first[:, rows // 5 :: 17], end[:, rows // 5 :: 17] = 0, columns
+    first[:, rows // 3 :: 11], end[:, rows // 3 :: 11] = columns // 2, columns // 2 - np.arange(batch)[:, None]
+    return first, end

@@ -206,6 +206,15 @@ def attention(draw: st.DrawFn, operands: str, drop: bool = False) -> Case:
 
 
 @st.composite
+def attention_ranges(draw: st.DrawFn, operands: str) -> Case:
+    """Operands of whole attention, and of `ranges`, `f` and `n`: each of their numbers is one of -1 to the keys."""
+    given = draw(attention(operands.replace("fn", "")))
+    of = dict(zip(operands.replace("fn", ""), given.shapes, strict=True))
+    of |= dict.fromkeys("fn", (of["q"][0], of["q"][2]))
+    return Case(tuple(of[o] for o in operands), {"scale": given.attributes["scale"]}, of["k"][2] + 1)
+
+
+@st.composite
 def rotary(draw: st.DrawFn) -> Case:
     lead, s, half = draw(st.lists(SIZES, max_size=2)), draw(SIZES), draw(SIZES)
     return Case(((*lead, s, 2 * half),), {"base": 100.0, "direction": draw(st.sampled_from([1.0, -1.0]))})
@@ -455,6 +464,10 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "attention_dropout_saved_grad": attention("yqkval", drop=True),
     "attention_dropout_saving": attention("qkv", drop=True),
     "attention_grad": attention("yqkv"),
+    "attention_ranges": attention_ranges("qkvfn"),
+    "attention_ranges_grad": attention_ranges("yqkvfn"),
+    "attention_ranges_saved_grad": attention_ranges("yqkvfnal"),
+    "attention_ranges_saving": attention_ranges("qkvfn"),
     "attention_saved_grad": attention("yqkval"),
     "attention_saving": attention("qkv"),
     "batch_matmul": batch_matmul("mk", "kn"),

@@ -68,6 +68,60 @@ def torch_attention_grad(y: Tensor, q: Tensor, k: Tensor, v: Tensor, **attribute
     return torch.autograd.grad(torch_attention(*operands, **attributes), operands, y.detach())
 
 
+def torch_range_probabilities(q: Tensor, k: Tensor, first: Tensor, end: Tensor, scale: float) -> Tensor:
+    column = torch.arange(k.shape[2])
+    seen = ((column >= first[..., None]) & (column < end[..., None]))[:, None]
+    scores = torch_attention_scores(q, k, scale, 0).masked_fill(~seen, -torch.inf)
+    return torch.where(seen, scores.softmax(-1), 0.0)
+
+
+def torch_attention_ranges(q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float) -> Tensor:
+    return torch_range_probabilities(q, k, first, end, scale) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+def torch_attention_ranges_saving(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float, sums: str
+) -> tuple[Tensor, Tensor]:
+    assert sums == "f32"
+    column = torch.arange(k.shape[2])
+    seen = ((column >= first[..., None]) & (column < end[..., None]))[:, None]
+    logsum = torch_attention_scores(q, k, scale, 0).masked_fill(~seen, -torch.inf).logsumexp(-1)
+    return torch_attention_ranges(q, k, v, first, end, scale), logsum.clamp(min=-1e20).float()
+
+
+def torch_attention_ranges_grad(
+    y: Tensor, q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float
+) -> tuple[Tensor, ...]:
+    group = q.shape[1] // k.shape[1]
+    p = torch_range_probabilities(q, k, first, end, scale)
+    dp = y @ v.repeat_interleave(group, 1).transpose(-1, -2)
+    ds = scale * p * (dp - (p * dp).sum(-1, keepdim=True))
+    dk, dv = ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ y
+    return ds @ k.repeat_interleave(group, 1), *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
+
+
+def torch_attention_ranges_saved_grad(
+    y: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first: Tensor,
+    end: Tensor,
+    a: Tensor,
+    logsum: Tensor,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    group = q.shape[1] // k.shape[1]
+    column = torch.arange(k.shape[2])
+    seen = ((column >= first[..., None]) & (column < end[..., None]))[:, None]
+    scores = torch_attention_scores(q, k, scale, 0)
+    p = torch.where(seen, (scores - logsum[..., None]).exp(), 0.0)
+    dp = y @ v.repeat_interleave(group, 1).transpose(-1, -2)
+    ds = scale * p * (dp - (y * a).sum(-1, keepdim=True))
+    dk, dv = ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ y
+    return ds @ k.repeat_interleave(group, 1), *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
+
+
 def torch_attention_dropout(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, drop: float, seed: int
 ) -> Tensor:
@@ -404,6 +458,10 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "attention_dropout_saved_grad": torch_attention_dropout_saved_grad,
     "attention_dropout_saving": torch_attention_dropout_saving,
     "attention_grad": torch_attention_grad,
+    "attention_ranges": torch_attention_ranges,
+    "attention_ranges_grad": torch_attention_ranges_grad,
+    "attention_ranges_saved_grad": torch_attention_ranges_saved_grad,
+    "attention_ranges_saving": torch_attention_ranges_saving,
     "attention_saved_grad": torch_attention_saved_grad,
     "attention_saving": torch_attention_saving,
     "batch_matmul": torch.matmul,

@@ -7,6 +7,8 @@ at given shapes): matrix products with the softmax of scores, which are made of 
     scores s[r, c] = any pointwise function of sum[e](q[r, e] * k[c, e]), masks, other reads and positions
     over columns     out[r, x] = sum[c](f(weights)[r, c] * a[c, x]), where f may be dropout
     over rows        out[c, x] = sum[r](f(weights)[r, c] * a[r, x])
+    in ranges        where(or(lt(c, first[r]), ge(c, end[r])), 0, weights), with scores of -1e30 there, and saved
+                     logarithms of at least -1e20 (`LEAST`)
 
 Rows are of queries, columns of keys, of one matrix per batch element; rows may be several variables of the line.
 """
@@ -14,9 +16,9 @@ Rows are of queries, columns of keys, of one matrix per batch element; rows may 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from unity_ir.forms.rewrite import canonical, reductions
+from unity_ir.forms.rewrite import canonical, map_children, reductions, rename
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import (
     Access,
@@ -32,6 +34,21 @@ from unity_ir.tdl.syntax import (
     children,
     index_names,
 )
+
+
+LEAST = -1e20
+"""The saved logarithm of a row that sees no column, where rows see ranges of columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """
+    The columns (keys) that each row (query) of an attention line sees: those from the number that `first` reads to the
+    one before that which `end` reads. All other weights are 0.
+    """
+
+    first: Access
+    end: Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,10 @@ class Scores:
     column: str
     inner: tuple[str, ...]
     """The variables that the product sums over: features of queries and keys."""
+    ranges: Ranges | None = None
+    """
+    The range of keys that each query sees; None if the line has none, or has weights that are not 0 outside of them.
+    """
 
     def causal_row(self) -> str | None:
         """
@@ -75,9 +96,9 @@ class Scores:
     @property
     def visible(self) -> Expr:
         """
-        The expression of the scores of keys that the causal mask does not hide; of all scores if there is no such mask.
+        The expression of the scores of keys that no causal mask and no range hides; of all scores if there is neither.
         """
-        return self.score.args[2] if self.causal_row() is not None and isinstance(self.score, Call) else self.score
+        return self.score if self._mask is None else self._mask.args[2]
 
     @property
     def scale(self) -> float | None:
@@ -94,10 +115,16 @@ class Scores:
     @property
     def hidden(self) -> Expr | None:
         """
-        The condition (an expression) under which the causal mask hides a key from a query; None if there is no such
-        mask.
+        The condition (an expression) under which the causal mask or the range of a query hides a key; None if there is
+        neither.
         """
-        return self.score.args[0] if self.causal_row() is not None and isinstance(self.score, Call) else None
+        return None if self._mask is None else self._mask.args[0]
+
+    @property
+    def _mask(self) -> Call | None:
+        """The scores, as the call of `where` that hides keys; None if they are no such call."""
+        masked = self.ranges is not None or self.causal_row() is not None
+        return self.score if masked and isinstance(self.score, Call) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +203,19 @@ class _Matching:
         scores = next((s for e in _parts(results[0].expr) if (s := self.scores(e)) is not None), None)
         if scores is None:
             return None
+        if (ranges := self.ranges(scores)) is not None:
+            zero = [self.zero_outside(r.expr, scores) for r in results]
+            of_weights = zero[: 1 if len(results) == 2 else None]
+            if None not in of_weights:
+                scores = replace(scores, ranges=ranges)
+                results = [r if z is None else replace(r, expr=z) for r, z in zip(results, zero, strict=True)]
         logsum = results.pop() if len(results) == 2 and self.is_logsum(results[1].expr, scores) else None
         sums = [self.sum(r, scores) for r in results]
         found = [s for s in sums if s is not None]
         if len(found) < len(sums):
+            return None
+        # Kernels leave out what is hidden, so that nothing may be added up there.
+        if scores.hidden is not None and not all(_vanishes(each.factor, scores.weights) for each in found):
             return None
         others: dict[Reduce, None] = {}
         for each in found:
@@ -276,6 +312,53 @@ class _Matching:
             case _:
                 return True
 
+    def ranges(self, scores: Scores) -> Ranges | None:
+        """Return the ranges of keys outside of which scores are -1e30; None if they are not of that form."""
+        match scores.score:
+            case Call(
+                "where",
+                (
+                    Call(
+                        "or", (Call("lt", (Name(one), Access() as first)), Call("ge", (Name(other), Access() as end)))
+                    ),
+                    Const(low),
+                    _,
+                ),
+            ) if one == other == scores.column and low <= -1e30:
+                rows = {*scores.batch, *scores.rows}
+                return Ranges(first, end) if {*self.names(first), *self.names(end)} <= rows else None
+            case _:
+                return None
+
+    def zero_outside(self, expr: Expr, scores: Scores) -> Expr | None:
+        """
+        Return the expression with `weights` in the place of `where(hidden, 0, weights)`, over whichever variable of
+        columns; None if it has weights, or a softmax of other scores, that are not inside of such a `where`, or none.
+        """
+        assert isinstance(scores.score, Call)
+        hidden, weights, found = scores.score.args[0], scores.weights, 0
+
+        def over(variable: str) -> tuple[Expr, Expr]:
+            names = {scores.column: variable}
+            return rename(hidden, names), rename(weights, names)
+
+        def change(part: Expr) -> Expr:
+            nonlocal found
+            match part:
+                case Call("where", (Call("or", (Call("lt", (Name(name), _)), _)) as condition, Const(0), inner)) if (
+                    condition,
+                    inner,
+                ) == over(name):
+                    found += 1
+                    return inner
+                case _:
+                    return map_children(part, change)
+
+        changed = change(expr)
+        exponentials = sum(isinstance(part, Call) and part.function == "exp" for part in _parts(changed))
+        own = sum(isinstance(part, Call) and part.function == "exp" for part in _parts(weights))
+        return changed if found and exponentials == found * own else None
+
     # -- what is made of them
 
     def sum(self, result: Result, scores: Scores) -> AttentionSum | None:
@@ -342,6 +425,12 @@ class _Matching:
         largest = Reduce("max", column, scores.score)
         total = Reduce("sum", column, Call("exp", (Binary("-", scores.score, largest),)))
         terms = (largest, Call("log", (total,)))
+        match expr:
+            case Call("maximum", (inner, Const(least))) if scores.ranges is not None and least == LEAST:
+                expr = inner
+            case _:
+                if scores.ranges is not None:
+                    return False
         return any(self.same(expr, Binary("+", *pair)) for pair in (terms, terms[::-1]))
 
 
@@ -364,6 +453,21 @@ def _proportional(factor: Expr, weights: Expr) -> bool:
             return _proportional(no, weights)
         case _:
             return factor == weights
+
+
+def _vanishes(factor: Expr, weights: Expr) -> bool:
+    """Return whether a factor is surely 0 where the weights are."""
+    if factor in (weights, Const(0)):
+        return True
+    match factor:
+        case Binary("*", left, right):
+            return _vanishes(left, weights) or _vanishes(right, weights)
+        case Binary("/", left, _):
+            return _vanishes(left, weights)
+        case Binary("+" | "-", left, right) | Call("where", (_, left, right)):
+            return _vanishes(left, weights) and _vanishes(right, weights)
+        case _:
+            return False
 
 
 def _parts(expr: Expr) -> Iterator[Expr]:

@@ -14,6 +14,11 @@ _PROBABILITIES = (
     "  let p[b, h, g, i, j] = u[b, h, g, i, j] / sum[n](u[b, h, g, i, n]);"
 )
 """The softmax of the scores; with `causal` 1 a position sees only itself and what is before it."""
+_GRADIENTS = (
+    "  dq[b, (h g), i, c] = sum[t](ds[b, h, g, i, t] * k[b, h, t, c]);"
+    "  dk[b, h, t, c] = sum[g, i](ds[b, h, g, i, t] * q[b, (h g), i, c]);"
+    "  dv[b, h, t, d] = sum[g, i](p[b, h, g, i, t] * y[b, (h g), i, d])"
+)
 
 
 def _attention_gradient(of: Application) -> Sequence[Tensor | None]:
@@ -35,9 +40,7 @@ ATTENTION_GRAD = Operator(
     "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
     "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
     " * (dp[b, h, g, i, t] - sum[w](p[b, h, g, i, w] * dp[b, h, g, i, w]));"
-    "  dq[b, (h g), i, c] = sum[t](ds[b, h, g, i, t] * k[b, h, t, c]);"
-    "  dk[b, h, t, c] = sum[g, i](ds[b, h, g, i, t] * q[b, (h g), i, c]);"
-    "  dv[b, h, t, d] = sum[g, i](p[b, h, g, i, t] * y[b, (h g), i, d])"
+    f"{_GRADIENTS}"
 )
 """The gradients of queries, keys and values from that of the result, `y`; the probabilities are computed again."""
 
@@ -55,9 +58,7 @@ ATTENTION_SAVED_GRAD = Operator(
     "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
     "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
     " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
-    "  dq[b, (h g), i, c] = sum[t](ds[b, h, g, i, t] * k[b, h, t, c]);"
-    "  dk[b, h, t, c] = sum[g, i](ds[b, h, g, i, t] * q[b, (h g), i, c]);"
-    "  dv[b, h, t, d] = sum[g, i](p[b, h, g, i, t] * y[b, (h g), i, d])"
+    f"{_GRADIENTS}"
 )
 """`attention_grad` from the result of the forward, `a`, and the logarithms it has saved."""
 
@@ -113,8 +114,69 @@ ATTENTION_DROPOUT_SAVED_GRAD = Operator(
 )
 """`attention_dropout_grad` from the result of the forward, `a`, and the logarithms it has saved."""
 
+_HIDDEN = "or(lt(j, first[b, i]), ge(j, end[b, i]))"
+_RANGE_SCORES = f"let s[b, h, g, i, j] = where({_HIDDEN}, -1e30, scale * sum[e](q[b, (h g), i, e] * k[b, h, j, e]));"
+_RANGE_PROBABILITIES = (
+    f"{_RANGE_SCORES}  let u[b, h, g, i, j] = exp(s[b, h, g, i, j] - max[m](s[b, h, g, i, m]));"
+    f"  let p[b, h, g, i, j] = where({_HIDDEN}, 0, u[b, h, g, i, j] / sum[n](u[b, h, g, i, n]));"
+)
+"""The softmax of the scores of the keys that a query sees."""
+_RANGE_OPERANDS = "first: int, end: int; scale: float"
+
+
+def _attention_ranges_gradient(of: Application) -> Sequence[Tensor | None]:
+    return *ATTENTION_RANGES_GRAD(of.grad, *of.operands, **of.attributes), None, None
+
+
+ATTENTION_RANGES = Operator(
+    f"attention_ranges(q, k, v, {_RANGE_OPERANDS})  {_RANGE_PROBABILITIES}"
+    "  out[b, (h g), i, d] = sum[t](p[b, h, g, i, t] * v[b, h, t, d])",
+    gradient=_attention_ranges_gradient,
+)
+"""
+`attention` in which query i of sample b sees the keys at positions `first[b, i]` to `end[b, i] - 1`: the document it is
+part of, where samples are packed of several; a sliding window; what is before it. A query that sees none gets zeros.
+"""
+
+ATTENTION_RANGES_GRAD = Operator(
+    f"attention_ranges_grad(y, q, k, v, {_RANGE_OPERANDS})  {_RANGE_PROBABILITIES}"
+    "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
+    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    " * (dp[b, h, g, i, t] - sum[w](p[b, h, g, i, w] * dp[b, h, g, i, w]));"
+    f"{_GRADIENTS}"
+)
+"""The gradients of queries, keys and values of `attention_ranges`; the probabilities are computed again."""
+
+ATTENTION_RANGES_SAVING = Operator(
+    f"attention_ranges_saving(q, k, v, {_RANGE_OPERANDS}, sums: dtype = f32)  {_RANGE_PROBABILITIES}"
+    "  out[b, (h g), i, d] = sum[t](p[b, h, g, i, t] * v[b, h, t, d]);"
+    "  logsum: sums [b, (h g), i] = maximum(max[m](s[b, h, g, i, m])"
+    " + log(sum[n](exp(s[b, h, g, i, n] - max[m](s[b, h, g, i, m])))), -1e20)"
+)
+"""
+`attention_ranges`, and the logarithm of what every row's exponentials sum to, which a backward can read; -1e20 where a
+query sees nothing.
+"""
+
+ATTENTION_RANGES_SAVED_GRAD = Operator(
+    "attention_ranges_saved_grad(y, q, k, v, first: int, end: int, a, logsum; scale: float)"
+    f"  {_RANGE_SCORES}"
+    f"  let p[b, h, g, i, j] = where({_HIDDEN}, 0, exp(s[b, h, g, i, j] - logsum[b, (h g), i]));"
+    "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
+    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
+    f"{_GRADIENTS}"
+)
+"""`attention_ranges_grad` from the result of the forward, `a`, and the logarithms it has saved."""
+
 SAVINGS = (
     Saving(ATTENTION.name, ATTENTION_GRAD.name, ATTENTION_SAVING.name, ATTENTION_SAVED_GRAD.name),
+    Saving(
+        ATTENTION_RANGES.name,
+        ATTENTION_RANGES_GRAD.name,
+        ATTENTION_RANGES_SAVING.name,
+        ATTENTION_RANGES_SAVED_GRAD.name,
+    ),
     Saving(
         ATTENTION_DROPOUT.name,
         ATTENTION_DROPOUT_GRAD.name,
@@ -137,5 +199,6 @@ ROTARY = Operator(
 
 OPERATORS = (
     *(ATTENTION, ATTENTION_GRAD, ATTENTION_SAVING, ATTENTION_SAVED_GRAD, ROTARY),
+    *(ATTENTION_RANGES, ATTENTION_RANGES_GRAD, ATTENTION_RANGES_SAVING, ATTENTION_RANGES_SAVED_GRAD),
     *(ATTENTION_DROPOUT, ATTENTION_DROPOUT_GRAD, ATTENTION_DROPOUT_SAVING, ATTENTION_DROPOUT_SAVED_GRAD),
 )

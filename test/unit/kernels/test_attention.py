@@ -111,6 +111,8 @@ def test_scores_of_minus_infinity_in_whole_tiles(runner: Any) -> None:
 GRADIENTS = {
     "attention_dropout_saved_grad": ["rows", "columns"],
     "attention_grad": ["forward", "rows", "columns"],
+    "attention_ranges_grad": ["forward", "rows", "columns"],
+    "attention_ranges_saved_grad": ["rows", "columns"],
     "attention_saved_grad": ["rows", "columns"],
 }
 LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
@@ -130,6 +132,14 @@ LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     ("attention_saved_grad", (1, 4, 2, 128, 64, 20, 20), {"causal": 1}, "f32"),
     ("attention_saved_grad", (1, 4, 2, 70, 96, 20, 20), {"causal": 1}, "f32"),
     ("attention_saved_grad", (1, 4, 2, 192, 192, 128, 128), {"causal": 1}, "bf16"),
+    ("attention_ranges", (2, 2, 2, 300, 300, 24, 17), {}, "f32"),
+    ("attention_ranges", (1, 4, 2, 192, 140, 64, 64), {}, "bf16"),
+    ("attention_ranges_saving", (2, 6, 2, 96, 200, 24, 17), {}, "f32"),
+    ("attention_ranges_grad", (2, 2, 2, 150, 150, 24, 17), {}, "f32"),
+    ("attention_ranges_saved_grad", (2, 2, 2, 300, 300, 20, 20), {}, "f32"),
+    ("attention_ranges_saved_grad", (2, 6, 2, 96, 96, 24, 17), {}, "f32"),
+    ("attention_ranges_saved_grad", (1, 4, 2, 70, 200, 20, 20), {}, "f32"),
+    ("attention_ranges_saved_grad", (1, 4, 2, 1088, 192, 64, 64), {}, "bf16"),
     ("attention_dropout", (2, 4, 2, 70, 50, 24, 17), {**DROP, "causal": 1}, "f32"),
     ("attention_dropout_saving", (2, 4, 2, 70, 50, 24, 17), DROP, "bf16"),
     ("attention_dropout_saved_grad", (2, 4, 2, 50, 70, 24, 17), {**DROP, "causal": 1}, "f32"),
@@ -209,3 +219,46 @@ def test_scores_are_never_whole() -> None:
         made = [line for line in source.splitlines() if ".new_empty(" in line]
         assert made
         assert not any("37" in line and "53" in line for line in made), source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention_ranges_saving", "attention_ranges_saved_grad"])
+@pytest.mark.parametrize("variable", ["i", "t"])
+def test_a_piece_of_ranges(name: str, variable: str, runner: Any) -> None:
+    """Rows divided, whose ranges are divided with them; and the keys of a backward, which ranges count from the first."""
+    if variable == "t" and "grad" not in name:
+        return
+    bound, operands = case(name, (2, 4, 2, 96, 96, 16, 16), {})
+    expected = evaluate(bound, operands)
+    made = launcher(
+        line_of_task(bound, Configuration({variable: 3})),
+        operand_dtypes(bound, "f32"),
+        offsets=(variable,),
+    )
+    assert any("forward" in c.kernel or "rows" in c.kernel for c in made.compiled)
+    of_rows = {"q": 2, "y": 2, "a": 2, "logsum": 2, "first": 1, "end": 1, "out": 2, "dq": 2}
+    dims = of_rows if variable == "i" else {"k": 2, "v": 2, "dk": 2, "dv": 2}
+    total = [np.zeros_like(e) for e in expected]
+    for start in range(0, 96, 32):
+        pieces = [
+            torch.from_numpy(np.take(o, range(start, start + 32), dims[p.name]) if p.name in dims else o)
+            for p, o in zip(bound.operands, operands, strict=True)
+        ]
+        given = [p.float().contiguous() if p.is_floating_point() else p.contiguous() for p in pieces]
+        for whole, got, result in zip(total, runner.run(made, given, start), bound.results, strict=True):
+            own = whole[:, :, start : start + 32] if result.name in dims or result.name == "logsum" else whole
+            own += got.double().numpy()
+    for whole, want in zip(total, expected, strict=True):
+        np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_factor_that_is_not_0_where_scores_are_hidden(runner: Any) -> None:
+    """Tiles that a causal mask hides are left out only where nothing is added up in them."""
+    line = (
+        "more(q, k, v, l)  let s[i, j] = where(gt(j - i, 0), -1e30, 0.1 * sum[e](q[i, e] * k[j, e]));"
+        " out[i, d] = sum[t]((exp(s[i, t] - l[i]) + 1) * v[t, d])"
+    )
+    shapes = ((150, 8), (150, 8), (150, 9), (150,))
+    bound = bind(parse_line(line), shapes, {})
+    check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner)

@@ -3,7 +3,8 @@ Write what kernels of attention have in common: a program keeps one tile of rows
 element, and loops over tiles of columns (or rows).
 
 Under a causal mask, tiles that it hides are left out, and it is evaluated only in those that it crosses. Programs with
-the longest loops come first, so that no long one is left when the others are done.
+the longest loops come first, so that no long one is left when the others are done. Where each row sees a range of
+columns, which is data, a program finds the tiles that it needs before its loop.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from dataclasses import dataclass
 from math import e, log2, prod
 
 from unity_ir.forms.addresses import Names, address, power_of_two
-from unity_ir.forms.attention import Scores
+from unity_ir.forms.attention import Ranges, Scores
 from unity_ir.kernels.text import SUM
 from unity_ir.kernels.triton.attention.tiles import Blocks
 from unity_ir.kernels.triton.expression import Axis, KernelWriter
 from unity_ir.kernels.triton.launch import Argument, Buffer, KernelLaunch, Scalar, new_tensor, signature
 from unity_ir.tdl.counts import free_variables
-from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Expr, Reduce, Result, accesses, children
+from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Expr, Reduce, Result, accesses, children, index_names
 
 _HELPERS = """\
 # Precision of float32 products, as in matrix products.
@@ -30,6 +31,8 @@ ATTENTION_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 """
 NEVER = 'float("-inf")'
+_SCANNED = 1024
+"""Rows of which a program looks at once whether they see its columns."""
 LOG2E = log2(e)
 
 
@@ -124,6 +127,8 @@ class Body:
         for name in ("ROWS", "COLUMNS"):
             names.new(name)
         self.causal = self._causal_size()
+        self.seen_positions = self._seen_size()
+        """Positions of rows in a group, of which those that see a column are found before the loop; None for all."""
         self.head, self.first = names.new("head"), names.new("first")
         self._place()
         self.row, self.column = names.new("row"), names.new("column")
@@ -135,7 +140,24 @@ class Body:
         Return the number of queries' positions under a causal mask, of which rows are one or more groups; None if there
         is no mask, or if a tile of rows may be of two groups.
         """
-        row = self.scores.causal_row()
+        return self._size_of_group(self.scores.causal_row())
+
+    def _seen_size(self) -> int | None:
+        """
+        Return the number of queries' positions, if each sees a range of keys, the same in every group of rows; else
+        None.
+        """
+        ranges, inner = self.scores.ranges, [n for n in self.scores.rows if self.extents[n] > 1]
+        if ranges is None or not inner:
+            return None
+        read = {n for a in (ranges.first, ranges.end) for i in a.indices for n in index_names(i)}
+        return None if read & set(inner[:-1]) else self._size_of_group(inner[-1])
+
+    def _size_of_group(self, row: str | None) -> int | None:
+        """
+        Return the positions of the rows' innermost variable `row`, if rows are one or more groups of them, and no tile
+        is of two groups; else None.
+        """
         inner = [n for n in self.scores.rows if self.extents[n] > 1]
         if row is None or not inner or inner[-1] != row:
             return None
@@ -179,7 +201,8 @@ class Body:
         if place is not None:
             position = self.writer.define(("place", place), "position", f"{place} + tl.arange(0, ROWS)")
             side = self.along(True)
-            self.writer.let(("coordinate", f"{index}{side}", 1, self.causal), f"{position}{side}")
+            size = self.causal or self.seen_positions
+            self.writer.let(("coordinate", f"{index}{side}", 1, size), f"{position}{side}")
 
     def width(self, names: Sequence[str]) -> str:
         """
@@ -297,15 +320,22 @@ class Body:
         Write the scores of a tile in float32, or only the products of queries and keys if scores are these times
         `scale`; return their expression. If `masked`, the causal mask is applied.
         """
-        scores = self.scores
+        scores, ranges = self.scores, self.scores.ranges is not None
         products = self.product(scores.product, "products")
         self.over_tile()
-        if self.scale is None:
+        if self.scale is None and not ranges:
             return self.writer.number(scores.score if masked else scores.visible).at(SUM)
+        shown = products if self.scale is not None else self.writer.number(scores.visible).at(SUM)
         if not masked or scores.hidden is None:
-            return products
-        # A row sees at least the first column, so that its maximum is finite.
-        return f"tl.where({self.writer.value(scores.hidden).text}, {NEVER}, {products})"
+            return shown
+        hidden = self.writer.value(scores.hidden).text if scores.ranges is None else self._outside(scores.ranges)
+        # Under a causal mask a row sees at least the first column, so that its maximum is finite.
+        return f"tl.where({hidden}, {NEVER}, {shown})"
+
+    @property
+    def always_finite(self) -> bool:
+        """Whether the maximum of a row's scores is finite from the first tile on, whatever the tensors hold."""
+        return self.scale is not None and self.scores.ranges is None
 
     def inside(self, rows: bool, columns: bool) -> str | None:
         """
@@ -323,9 +353,11 @@ class Body:
         Write the statements that find where the loops over tiles begin and end; return the loops, in order. In each,
         the variable `start` is a tile's first row or column.
 
-        Under a causal mask, tiles that it hides completely are left out. If `split`, and the loop is over columns,
-        there are two loops then: one over tiles that the mask does not touch, and one over those that it crosses.
+        Under a causal mask, and where rows see ranges of columns, tiles that are hidden completely are left out. If
+        `split`, and the loop is over columns, tiles that are not masked at all have a loop of their own.
         """
+        if self.scores.ranges is not None:
+            return [self._seen_rows(start, self.scores.ranges)] if self.rows_move else self._seen_columns(start, split)
         if self.causal is None:
             masked = self.scores.hidden is not None
             count, step = (self.row_count, "ROWS") if self.rows_move else (self.column_count, "COLUMNS")
@@ -360,13 +392,88 @@ class Body:
         size, groups = self.causal, self.row_count // self.causal
         if groups == 1:
             return Loop(f"for {start} in range({begin}, {size}, ROWS):", (), True)
-        # The rows of all groups in one loop, which the compiler can overlap with loads throughout.
+        return self._in_groups(start, begin, str(size), size)
+
+    def _in_groups(self, start: str, begin: str, end: str, size: int) -> Loop:
+        """
+        Return one loop over the tiles of rows from position `begin` to `end` (expressions) of every group of `size`
+        rows: the compiler can overlap it with loads throughout.
+        """
         names, emit = self.names, self.writer.emit
         low, each, step, place = (names.new(n) for n in ("begin", "each", "step", "place"))
         emit(f"{low} = {begin}")
-        emit(f"{each} = ({size} - {low}) // ROWS")
+        emit(f"{each} = ({end} - {low} + ROWS - 1) // ROWS")
         lines = (f"{place} = {low} + {step} % {each} * ROWS", f"{start} = {step} // {each} * {size} + {place}")
-        return Loop(f"for {step} in range(0, {groups} * {each}):", lines, True, place)
+        return Loop(f"for {step} in range(0, {self.row_count // size} * {each}):", lines, True, place)
+
+    def _outside(self, ranges: Ranges) -> str:
+        """Return the condition under which a row of the tile of scores does not see a column."""
+        low, high = self._limits(ranges)
+        column = f"{self.column}{self.along(False)}"
+        return f"({column} < {low}) | ({column} >= {high})"
+
+    def _limits(self, ranges: Ranges) -> tuple[str, str]:
+        """
+        Write the loads of the range of columns that each row sees, of those of this piece; return the names of its two
+        ends, which broadcast over the writer's axes.
+        """
+        writer, column = self.writer, self.scores.column
+        less = f" - {self.starts[column]}" if column in self.starts else ""
+
+        def limit(access: Access, wish: str) -> str:
+            read = writer.load(access)
+            inside = f"tl.minimum(tl.maximum({read}{less}, 0), {self.column_count}).to(tl.int32)"
+            return writer.known((wish, read)) or writer.define((wish, read), wish, inside)
+
+        return limit(ranges.first, "low"), limit(ranges.end, "high")
+
+    def _seen_columns(self, start: str, split: bool) -> list[Loop]:
+        """Return the loops over those tiles of columns that a row of the program's tile sees."""
+        assert self.scores.ranges is not None
+        writer, names = self.writer, self.names
+        self.over_tile()
+        low, high = self._limits(self.scores.ranges)
+        begin, finish = (names.new(n) for n in ("begin", "finish"))
+        seen = f"{low} < {high}"
+        writer.emit(f"{begin} = tl.min(tl.where({seen}, {low}, {self.column_count})) // COLUMNS * COLUMNS")
+        writer.emit(f"{finish} = tl.max(tl.where({seen}, {high}, 0))")
+        if not split:
+            return [Loop(f"for {start} in range({begin}, {finish}, COLUMNS):", (), True)]
+        # Columns from `middle` to `after` are seen by all rows: there are none if a row sees none.
+        middle, after = (names.new(n) for n in ("middle", "after"))
+        writer.emit(f"{middle} = tl.cdiv(tl.max({low}), COLUMNS) * COLUMNS")
+        writer.emit(f"{after} = tl.min({high}) // COLUMNS * COLUMNS")
+        parts = (
+            (begin, f"tl.minimum({middle}, {finish})", True),
+            (middle, after, False),
+            (f"tl.maximum({middle}, {after})", finish, True),
+        )
+        return [Loop(f"for {start} in range({a}, {b}, COLUMNS):", (), masked) for a, b, masked in parts]
+
+    def _seen_rows(self, start: str, ranges: Ranges) -> Loop:
+        """Return the loop over those tiles of rows that see a column of the program's tile."""
+        size = self.seen_positions
+        if size is None:
+            return Loop(f"for {start} in range(0, {self.row_count}, ROWS):", (), True)
+        writer, names = self.writer, self.names
+        begin, finish, scanned, index = (names.new(n) for n in ("begin", "finish", "scanned", "index"))
+        width = min(_SCANNED, power_of_two(size))
+        writer.emit(f"{begin} = {size}")
+        writer.emit(f"{finish} = 0")
+        row = next(n for n in reversed(self.scores.rows) if self.extents[n] > 1)
+        with writer.block(f"for {scanned} in range(0, {size}, {width}):"):
+            writer.emit(f"{index} = {scanned} + tl.arange(0, {width})")
+            batch = [Axis(self.head, self.scores.batch)] if self.batch_count > 1 else []
+            writer.axes = [*batch, Axis(index, (row,), f"({index} < {size})" if size % width else None)]
+            low, high = self._limits(ranges)
+            some = f"tl.maximum({low}, {self.first}) < tl.minimum({high}, {self.first} + COLUMNS)"
+            seen = writer.define(("seen", scanned), "seen", some)
+            writer.emit(f"{begin} = tl.minimum({begin}, tl.min(tl.where({seen}, {index}, {size})))")
+            writer.emit(f"{finish} = tl.maximum({finish}, tl.max(tl.where({seen}, {index} + 1, 0)))")
+        groups = self.row_count // size
+        if groups == 1:
+            return Loop(f"for {start} in range({begin} // ROWS * ROWS, {finish}, ROWS):", (), True)
+        return self._in_groups(start, f"{begin} // ROWS * ROWS", finish, size)
 
     # -- launch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log
 
-from unity_ir.forms.attention import AttentionSum, Scores
+from unity_ir.forms.attention import LEAST, AttentionSum, Scores
 from unity_ir.kernels.text import ATOM
 from unity_ir.kernels.triton.attention.body import LOG2E, NEVER, Body, Scope, allocation, beside
 from unity_ir.kernels.triton.attention.tiles import forward_blocks
@@ -42,19 +42,16 @@ def forward(
             text = body.score(loop.masked)
             inside = body.inside(False, True)
             writer.emit(f"{score} = tl.where({inside}, {text}, {NEVER})" if inside else f"{score} = {text}")
-            if body.scale is None:
-                writer.emit(f"{new} = tl.maximum({largest}, tl.max({score}, 1))")
+            # Exponents of 2: the factor is part of the subtraction, and the exponential one instruction.
+            exp, factor = ("tl.exp", "") if body.scale is None else ("tl.exp2", f" * {body.scale * LOG2E!r}")
+            writer.emit(f"{new} = tl.maximum({largest}, tl.max({score}, 1){factor})")
+            finite = new
+            if not body.always_finite:
                 # A row whose scores so far are all minus infinity keeps nothing, and adds 0.
                 finite = names.new("finite")
                 writer.emit(f"{finite} = tl.where({new} == {NEVER}, 0.0, {new})")
-                weight = f"tl.exp({score} - {finite}[:, None])"
-                writer.emit(f"{kept} = tl.exp({largest} - {finite})")
-            else:
-                # Exponents of 2: the factor is part of the subtraction, and the exponential one instruction.
-                factor = repr(body.scale * LOG2E)
-                writer.emit(f"{new} = tl.maximum({largest}, tl.max({score}, 1) * {factor})")
-                weight = f"tl.exp2({score} * {factor} - {new}[:, None])"
-                writer.emit(f"{kept} = tl.exp2({largest} - {new})")
+            weight = f"{exp}({score}{factor} - {finite}[:, None])"
+            writer.emit(f"{kept} = {exp}({largest} - {finite})")
             weight = writer.define(scores.weights, "weight", weight)
             writer.emit(f"{total} = {total} * {kept} + tl.sum({weight}, 1)")
             body.over_tile()
@@ -64,12 +61,17 @@ def forward(
             product = f"{factor}.to({tile}.dtype), {tile}, {result}"
             writer.emit(f"{result} = tl.dot({product}, input_precision=ATTENTION_PRECISION)")
             writer.emit(f"{largest} = {new}")
+    if scores.ranges is not None:
+        # A row that sees no column has a sum of 0, and its result is 0.
+        writer.emit(f"{total} = tl.where({total} == 0.0, 1.0, {total})")
     body.store(out, of.result.indices, True, of.free, f"{result} / {total}[:, None]")
     before = [allocation(out, of.result.indices, place)]
     if logsum is not None:
         text = f"{largest} + tl.log({total})"
         if body.scale is not None:
             text = f"({largest} + tl.log2({total})) * {log(2)!r}"
+        if scores.ranges is not None:
+            text = f"tl.maximum({text}, {LEAST!r})"
         body.store(logsum[0], logsum[1].indices, True, (), text)
         before.append(allocation(logsum[0], logsum[1].indices, place))
     return body.launch("forward", before)

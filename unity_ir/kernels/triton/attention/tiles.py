@@ -41,16 +41,19 @@ def forward_blocks(width: int, dtype: str) -> Blocks:
     return Blocks(64, 32, num_warps=8)
 
 
-def backward_blocks(width: int, dtype: str, over_columns: bool, draws: bool) -> Blocks:
+def backward_blocks(width: int, dtype: str, over_columns: bool, draws: bool, ranges: bool) -> Blocks:
     """
     Return the tile and launch options of a backward's kernel for heads of `width` features of element type `dtype`,
     chosen as in `forward_blocks`. If `over_columns`, a program holds some rows of the scores and loops over columns
-    (keys), else the other way round. `draws` says whether it draws random numbers (dropout), which takes registers.
+    (keys), else the other way round. `draws` says whether it draws random numbers (dropout), and `ranges` whether each
+    row sees a range of columns; both take registers.
     """
     if dtype == "f32":
         return Blocks(32, 32)
     if width <= 64 and not (draws and not over_columns):
         return Blocks(64, 64, num_stages=3, on_amd={"COLUMNS" if over_columns else "ROWS": 32})
     if width <= 128:
-        return Blocks(64, 64, on_amd={"COLUMNS": 32}) if over_columns else Blocks(32, 64, num_stages=3)
+        if over_columns:
+            return Blocks(64, 64, on_amd={"COLUMNS": 32})
+        return Blocks(32, 64, num_stages=3, on_amd={"num_stages": 2} if ranges else {})
     return Blocks(32, 16)
