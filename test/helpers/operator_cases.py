@@ -221,6 +221,20 @@ def rotary(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def rotary_at(draw: st.DrawFn) -> Case:
+    given = draw(rotary())
+    *lead, s, e = given.shapes[0]
+    b = draw(SIZES)
+    return Case(((b, *lead, s, e), (b, s)), given.attributes, 100)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Case:
+    shape = (*draw(st.lists(SIZES, max_size=2)), draw(st.integers(1, 12)))
+    return Case((shape,), {"separator": draw(st.integers(0, 2)), "causal": draw(st.integers(0, 1))}, 4)
+
+
+@st.composite
 def embedding(draw: st.DrawFn, with_grad: bool) -> Case:
     lead, size, e = tuple(draw(st.lists(SIZES, max_size=2))), draw(SIZES), draw(SIZES)
     if with_grad:
@@ -479,6 +493,7 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "cross_entropy_grad": loss(True),
     "cross_entropy_saved_grad": loss(True, True),
     "cross_entropy_saving": loss(False),
+    "documents": documents(),
     "div": positive(broadcast()),
     "div_grad": positive(broadcast(2, with_grad=True)),
     "embedding": embedding(False),
@@ -509,6 +524,7 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "rms_norm_grad": rows("xxw", eps=True),
     "rms_norm_weight_grad": rows("xx", eps=True),
     "rotary": rotary(),
+    "rotary_at": rotary_at(),
     "routed_matmul": routed("kn"),
     "routed_matmul_nt": routed("nk"),
     "routed_matmul_tn": routed(""),

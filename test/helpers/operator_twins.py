@@ -188,6 +188,32 @@ def torch_rotary(x: Tensor, base: float, direction: float) -> Tensor:
     return x * angles.cos() + direction * turned * angles.sin()
 
 
+def torch_rotary_at(x: Tensor, at: Tensor, base: float, direction: float) -> Tensor:
+    """Each position by itself."""
+    out = torch.empty_like(x)
+    for b, positions in enumerate(at.tolist()):
+        for s, position in enumerate(positions):
+            long = x[b, ..., s, None, :].expand(*x.shape[1:-2], position + 1, x.shape[-1])
+            out[b, ..., s, :] = torch_rotary(long, base, direction)[..., position, :]
+    return out
+
+
+def torch_documents(tokens: Tensor, separator: int, causal: int) -> tuple[Tensor, ...]:
+    """One token after the other."""
+    size = tokens.shape[-1]
+    first, end = torch.zeros_like(tokens), torch.zeros_like(tokens)
+    for row, begins, ends in zip(*(t.reshape(-1, size) for t in (tokens, first, end)), strict=True):
+        begin = 0
+        for i, token in enumerate(row.tolist()):
+            begins[i] = begin
+            if token == separator:
+                ends[begin : i + 1] = i + 1
+                begin = i + 1
+        ends[begin:] = size
+    at = torch.arange(size).expand_as(tokens)
+    return first, at + 1 if causal else end, at - first
+
+
 def torch_rms_norm(x: Tensor, w: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * w
 
@@ -468,6 +494,7 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "batch_matmul_nt": lambda x, y: x @ y.transpose(-1, -2),
     "batch_matmul_tn": lambda x, y: x.transpose(-1, -2) @ y,
     "cos": torch.cos,
+    "documents": torch_documents,
     "div": torch.div,
     "div_grad": lambda g, x, y: -g * x / y.square(),
     "embedding": F.embedding,
@@ -484,6 +511,7 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "rms_norm_grad": lambda g, x, w, eps: derivative(lambda z: torch_rms_norm(z, w.detach(), eps), g, x),
     "rms_norm_weight_grad": lambda g, x, eps: g * torch_rms_norm(x, torch.ones(()), eps),
     "rotary": torch_rotary,
+    "rotary_at": torch_rotary_at,
     "routed_matmul": torch_routed_matmul,
     "routed_matmul_nt": lambda x, w, e: torch_routed_matmul(x, w.transpose(1, 2), e),
     "routed_matmul_tn": torch_routed_matmul_tn,

@@ -83,6 +83,8 @@ def beyond() -> list[Case]:
     found += [Case("xdl", "pinned-2/2", 8), Case("bert_large", "joint/2i", 2, "sgd", "f32", "triton")]
     found += [Case("moe,dispatch=sparse", "experts", world) for world in WORLDS]
     found += [Case("moe,dispatch=sparse", "experts", 4, "adamw", "mixed")]
+    found += [Case(model, "queries", world) for model in ("llama3_8b", *VARIANTS[1:]) for world in WORLDS]
+    found += [Case(VARIANTS[2], "queries", 2, "sgd", "f32", "triton"), Case(VARIANTS[2], "degrees,tp=2,sp=true", 4)]
     for model in ("bert_large", "candle_uno", "dlrm", "gpt2", "llama3_8b", "mlp", "moe", "rnnlm", "xdl", *VARIANTS):
         found += [Case(model, "random-6", 4, "sgd", "f32", "triton"), Case(model, "joint", 2, "sgd", "f32", "triton")]
     return found
@@ -105,6 +107,9 @@ SAMPLE = [
     Case("lenet", "joint", 8),
     Case("lenet", "spatial", 4, "sgd"),
     Case("llama3_8b", "random-4", 4),
+    Case(VARIANTS[1], "joint", 2),
+    Case(VARIANTS[2], "queries", 4),
+    Case(VARIANTS[2], "joint", 2, "sgd", "f32", "triton"),
     Case("lstm_stack", "random-3", 4, "sgd"),
     Case("mlp", "random-5", 4, "sgd", "bf16"),
     Case("moe", "recompute-4", 4),
@@ -136,6 +141,6 @@ def test_the_sample_has_everything():
     plans = Counter(re.sub(r"-\d+$|,.*", "", re.sub(r"/.*", "", case.plan)) for case in SAMPLE)
     assert {case.plan.partition("/")[2] for case in SAMPLE} == {"", "2", "2i", "4"}
     kinds = {"data-parallel", "degrees", "experts", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
-    assert plans.keys() == kinds
+    assert plans.keys() == {*kinds, "queries"}
     assert {case.model for case in SAMPLE} == {*SMALL, *VARIANTS}
     assert {case.world for case in SAMPLE} == {1, *WORLDS}

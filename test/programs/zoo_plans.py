@@ -51,14 +51,16 @@ SIZES: dict[str, dict[str, int]] = {
 }
 """Their keys. Eight ranks divide the batch, and mostly hidden sizes, vocabularies, tables and experts."""
 
-VARIANTS = ("moe,dispatch=sparse",)
+_PACKED = "separator=1,sequence=8,vocabulary=8"
+VARIANTS = ("moe,dispatch=sparse", f"gpt2,{_PACKED}", f"llama3_8b,{_PACKED}")
 """Models with other keys than these."""
 
 
 def sized(text: str) -> tuple[str, dict[str, int | str]]:
     """Given `moe,dispatch=sparse` returns `moe`, and its keys here with that one set."""
     name, *settings = text.split(",")
-    return name, SIZES[name] | dict(setting.split("=") for setting in settings)
+    pairs = (setting.split("=") for setting in settings)
+    return name, SIZES[name] | {key: int(value) if value.isdecimal() else value for key, value in pairs}
 
 
 MACHINES = {1: "ideal:1", 2: "ideal:2", 4: "ideal:2x2", 8: "ideal:2x2x2"}
@@ -101,10 +103,10 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
     """
     The program of a serial graph's plan: a strategy's; a random one, `random-3`; one with half of it recomputed,
     `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; one in
-    which the experts of a sparse mixture are divided, `experts`; or one of degrees, `degrees,tp=2,zero=1,sp=true`.
-    With `/4` after it, of 4 micro-batches; with `/4i`, of which each moves weights and sums their gradients. With `*2`
-    at the end, its loss is made in 2 pieces. With `1f1b,2:` before it, it is in 2 stages, the plan that of each; with
-    `zb-v,2,2:` in 2 stages on each of 2 parts of the ranks.
+    which the experts of a sparse mixture are divided, `experts`; one in which positions of queries are, `queries`; or
+    one of degrees, `degrees,tp=2,zero=1,sp=true`. With `/4` after it, of 4 micro-batches; with `/4i`, of which each
+    moves weights and sums their gradients. With `*2` at the end, its loss is made in 2 pieces. With `1f1b,2:` before
+    it, it is in 2 stages, the plan that of each; with `zb-v,2,2:` in 2 stages on each of 2 parts of the ranks.
     """
     plan, _, pieces = plan.partition("*")
     stages, _, plan = plan.rpartition(":")
@@ -134,6 +136,8 @@ def _placed(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> tuple[
             placed = divided(graph, {2: ("v",), 4: ("t0", "v"), 8: ("v", "t1", "v")}[world], on.mesh)
         case "spatial":
             placed = divided(graph, {2: ("y",), 4: ("y", "z"), 8: ("n", "y", "z")}[world], on.mesh)
+        case "queries":
+            placed = divided(graph, {2: ("i",), 4: ("i", "h"), 8: ("b", "i", "h")}[world], on.mesh)
         case "recompute":
             placed = recomputed(run(graph, on, "random", optimizer, {"seed": int(seed)}).graph, int(seed))
         case _ if plan.startswith("degrees"):

@@ -35,7 +35,6 @@ from unity_ir.tdl.syntax import (
     index_names,
 )
 
-
 LEAST = -1e20
 """The saved logarithm of a row that sees no column, where rows see ranges of columns."""
 

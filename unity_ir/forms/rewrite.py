@@ -15,7 +15,7 @@ from operator import is_
 import numpy as np
 
 from unity_ir.errors import UnityError
-from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.functions import CONDITIONS, FUNCTIONS
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     Access,
@@ -48,10 +48,6 @@ _ARITHMETIC: Mapping[str, Callable[[float, float], float]] = {
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,
 }
-
-
-_CHEAP = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "and", "or", "not"})
-"""Functions so cheap that they are computed again rather than assigned to a name."""
 
 
 def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
@@ -119,7 +115,8 @@ def is_worth_keeping(expr: Expr) -> bool:
 
 @lru_cache(maxsize=16384)
 def _is_worth_keeping(expr: Expr) -> bool:
-    return (isinstance(expr, Call) and expr.function not in _CHEAP) or any(map(is_worth_keeping, children(expr)))
+    # Conditions are so cheap that they are computed again rather than assigned to a name.
+    return (isinstance(expr, Call) and expr.function not in CONDITIONS) or any(map(is_worth_keeping, children(expr)))
 
 
 # --- variables -------------------------------------------------------------------------------------------------------
@@ -339,6 +336,12 @@ class _Fold:
                 return Const(0.0)
             case Call("where", (Const(condition), yes, no)):
                 return yes if condition else no
+            case Call("and" | "or" as of, (Const(known), other) | (other, Const(known))) if not isinstance(
+                other, Const
+            ):
+                if bool(known) == (of == "or"):
+                    return Const(float(bool(known)))
+                return other if _is_condition(other) else expr
             case Call("identity", (argument,)):
                 return argument
             case Call(function, args) if all(isinstance(a, Const) for a in args):
@@ -361,6 +364,11 @@ class _Fold:
         if not isfinite(value):
             raise UnityError(f"pcg.{self.bound.operator}: {text} is not a number; change the attributes it is made of")
         return Const(value)
+
+
+def _is_condition(expr: Expr) -> bool:
+    """Return whether an expression is true or false, and no number that stands for it."""
+    return isinstance(expr, Call) and expr.function in CONDITIONS
 
 
 def _has_window(expr: Expr, names: Collection[str]) -> bool:

@@ -56,8 +56,8 @@ def build(name: str, **keys: int | str) -> Graph:
         if isinstance(value, str):
             if not isinstance(known[key].default, str):
                 raise UnityError(f"--model: {name}: {key} is {value!a}; it must be a number")
-        elif value < 1:
-            raise UnityError(f"--model: {name}: {key} is {value}; it must be 1 or more")
+        elif value < (least := _least(known[key].default)):
+            raise UnityError(f"--model: {name}: {key} is {value}; it must be {least} or more")
     try:
         return function(**keys)
     except UnityError as error:
@@ -66,6 +66,11 @@ def build(name: str, **keys: int | str) -> Graph:
         # An operator that does not know which sizes were asked for.
         said = ", ".join(f"{key}={value}" for key, value in keys.items())
         raise UnityError(f"--model: {name} with {said}: {error}") from error
+
+
+def _least(default: object) -> int:
+    """Return the least number that a key may have, of which a model has this default: 1, or the default if less."""
+    return min(1, default) if isinstance(default, int) else 1
 
 
 def from_text(text: str) -> Graph:

@@ -75,21 +75,43 @@ class Builder:
         weight, bias = self.weight(f"{name}.weight", size), self.weight(f"{name}.bias", size)
         return self.op("layer_norm", x, weight, bias, eps=eps)
 
+    def documents(self, tokens: Value, separator: int) -> list[Value] | None:
+        """
+        Return what `attention` needs to know of samples packed of documents, each of which ends with the token
+        `separator`, under a causal mask (the results of operator `documents`); None if `separator` is negative, which
+        means that every sample is one document.
+        """
+        return None if separator < 0 else self.results("documents", tokens, separator=separator)
+
     def attention(
-        self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, causal: bool, rotary: float = 0
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        heads: int,
+        kv_heads: int,
+        causal: bool,
+        rotary: float = 0,
+        documents: list[Value] | None = None,
     ) -> Value:
         """
         Apply multi-head attention, with a causal mask if `causal`, to queries, keys and values [batch, sequence, size];
         return [batch, sequence, size].
 
         Queries have `heads` heads; keys and values have `kv_heads`, each shared by a group of query heads. `rotary` is
-        the base of rotary position embedding, 0 for none.
+        the base of rotary position embedding, 0 for none. With `documents`, the three results of operator `documents`,
+        positions count from the beginning of each document, and a query sees no other document; the mask is theirs.
         """
         q, k, v = (self.op("split_heads", x, heads=n) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
-        if rotary:
-            q, k = (self.op("rotary", x, base=rotary) for x in (q, k))
         scale = q.shape[-1] ** -0.5
-        return self.op("merge_heads", self.op("attention", q, k, v, scale=scale, causal=int(causal)))
+        if documents is None:
+            if rotary:
+                q, k = (self.op("rotary", x, base=rotary) for x in (q, k))
+            return self.op("merge_heads", self.op("attention", q, k, v, scale=scale, causal=int(causal)))
+        first, end, position = documents
+        if rotary:
+            q, k = (self.op("rotary_at", x, position, base=rotary) for x in (q, k))
+        return self.op("merge_heads", self.op("attention_ranges", q, k, v, first, end, scale=scale))
 
     def vocabulary_parallel_cross_entropy(self, logits: Value, labels: Value, parts: int) -> Value:
         """

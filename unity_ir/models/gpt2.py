@@ -11,22 +11,27 @@ def build(
     hidden: int = 768,
     heads: int = 12,
     vocabulary: int = 50257,
+    separator: int = -1,
 ) -> Graph:
     """
     Build GPT-2, by default the small one, up to its cross-entropy loss; weights have the published checkpoint's names.
     Inputs are ids [batch, sequence]: `tokens`, and `labels`, the next tokens.
 
-    `sequence` is the length of a sample, `hidden` the width, `vocabulary` the number of tokens.
+    `sequence` is the length of a sample, `hidden` the width, `vocabulary` the number of tokens. With a `separator`,
+    samples are packed of documents, each of which ends with this token: attention stays within them, and positions
+    count from the beginning of each.
     """
     b = Builder("gpt2")
     tokens = b.input("tokens", batch, sequence, dtype="i64")
     labels = b.input("labels", batch, sequence, dtype="i64")
+    documents = b.documents(tokens, separator)
     table = b.weight("wte.weight", vocabulary, hidden)
-    x = b.op("add", b.op("embedding", tokens, table), b.weight("wpe.weight", sequence, hidden))
+    places = b.weight("wpe.weight", sequence, hidden)
+    x = b.op("add", b.op("embedding", tokens, table), b.op("embedding", documents[2], places) if documents else places)
     for i in range(layers):
         h = b.layer_norm(x, f"h.{i}.ln_1")
         q, k, v = b.split(b.linear(h, f"h.{i}.attn.c_attn", 3 * hidden), 2, (hidden,) * 3)
-        h = b.attention(q, k, v, heads, heads, causal=True)
+        h = b.attention(q, k, v, heads, heads, causal=True, documents=documents)
         x = b.op("add", x, b.linear(h, f"h.{i}.attn.c_proj", hidden))
         h = b.linear(b.layer_norm(x, f"h.{i}.ln_2"), f"h.{i}.mlp.c_fc", 4 * hidden)
         x = b.op("add", x, b.linear(b.op("gelu", h), f"h.{i}.mlp.c_proj", hidden))

@@ -13,17 +13,20 @@ def build(
     kv_heads: int = 8,
     intermediate: int = 14336,
     vocabulary: int = 128256,
+    separator: int = -1,
 ) -> Graph:
     """
     Build Llama 3, by default of 8B parameters, up to its cross-entropy loss; weights have the published checkpoint's
     names. Inputs are ids [batch, sequence]: `tokens`, and `labels`, the next tokens.
 
     `sequence` is the length of a sample, `hidden` the width; `heads` are those of queries, `kv_heads` of keys and
-    values; `intermediate` is the width of the MLP.
+    values; `intermediate` is the width of the MLP. With a `separator`, samples are packed of documents, each of which
+    ends with this token: attention stays within them, and positions count from the beginning of each.
     """
     b = Builder("llama3_8b")
     tokens = b.input("tokens", batch, sequence, dtype="i64")
     labels = b.input("labels", batch, sequence, dtype="i64")
+    documents = b.documents(tokens, separator)
     kv = hidden // heads * kv_heads
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
     for i in range(layers):
@@ -31,7 +34,7 @@ def build(
         h = b.op("rms_norm", x, b.weight(f"{name}.input_layernorm.weight", hidden))
         sizes = {"q_proj": hidden, "k_proj": kv, "v_proj": kv}
         q, k, v = (b.linear(h, f"{name}.self_attn.{part}", size, bias=False) for part, size in sizes.items())
-        h = b.attention(q, k, v, heads, kv_heads, causal=True, rotary=500000.0)
+        h = b.attention(q, k, v, heads, kv_heads, causal=True, rotary=500000.0, documents=documents)
         x = b.op("add", x, b.linear(h, f"{name}.self_attn.o_proj", hidden, bias=False))
         h = b.op("rms_norm", x, b.weight(f"{name}.post_attention_layernorm.weight", hidden))
         gate = b.op("silu", b.linear(h, f"{name}.mlp.gate_proj", intermediate, bias=False))

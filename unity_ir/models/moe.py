@@ -16,6 +16,7 @@ def build(
     experts: int = 8,
     chosen: int = 2,
     vocabulary: int = 32000,
+    separator: int = -1,
     dispatch: str = "dense",
 ) -> Graph:
     """
@@ -27,7 +28,8 @@ def build(
     every expert computes every token, and results of experts not chosen get weight 0: the experts are batched products
     over the expert dim, and take `experts / chosen` times the FLOPs of a sparse dispatch. With `dispatch="sparse"`,
     each token is computed by its experts only: the rows of a product gather their weights. In either, the expert dim
-    can be sharded (expert parallelism), no token is dropped, and weights are the same.
+    can be sharded (expert parallelism), no token is dropped, and weights are the same. With a `separator`, samples are
+    packed of documents, each of which ends with this token: attention stays within them.
 
     Raises `UnityError` for another dispatch.
     """
@@ -36,6 +38,7 @@ def build(
         raise UnityError(f"--model: moe: dispatch is {dispatch!a}; it must be dense or sparse")
     b = Builder("moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
+    documents = b.documents(tokens, separator)
     kv = hidden // heads * kv_heads
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
     for i in range(layers):
@@ -43,7 +46,7 @@ def build(
         h = b.op("rms_norm", x, b.weight(f"{name}.input_layernorm.weight", hidden))
         sizes = {"q_proj": hidden, "k_proj": kv, "v_proj": kv}
         q, k, v = (b.linear(h, f"{name}.self_attn.{part}", size, bias=False) for part, size in sizes.items())
-        h = b.attention(q, k, v, heads, kv_heads, causal=True, rotary=1000000.0)
+        h = b.attention(q, k, v, heads, kv_heads, causal=True, rotary=1000000.0, documents=documents)
         x = b.op("add", x, b.linear(h, f"{name}.self_attn.o_proj", hidden, bias=False))
         h = b.op("rms_norm", x, b.weight(f"{name}.post_attention_layernorm.weight", hidden))
         h = b.op("reshape", h, shape=(batch * sequence, hidden))

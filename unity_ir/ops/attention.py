@@ -197,8 +197,23 @@ ROTARY = Operator(
 )
 """Rotary position embedding: the two halves of the last dim turned by an angle that grows with the position."""
 
+ROTARY_AT = Operator(
+    "rotary_at(x, at: int; base: float = 10000.0, direction: float = 1.0)"
+    "  let angle[b, s, i] = at[b, s] * exp(-i * log(base) / size(i));"
+    "  out[b, h.., s, (p i)] = x[b, h.., s, (p i)] * cos(angle[b, s, i])"
+    " + direction * sin(angle[b, s, i]) * sum[q](where(eq(p + q, 1), (2 * p - 1) * x[b, h.., s, (q i)], 0))"
+    "  where size(p) = 2, size(q) = 2",
+    gradient=lambda of: (
+        ROTARY_AT.one(
+            of.grad, of.operands[1], base=of.attributes["base"], direction=-float(str(of.attributes["direction"]))
+        ),
+        None,
+    ),
+)
+"""`rotary` of x [b, h.., s, 2 i] by given positions [b, s], such as those within documents."""
+
 OPERATORS = (
-    *(ATTENTION, ATTENTION_GRAD, ATTENTION_SAVING, ATTENTION_SAVED_GRAD, ROTARY),
+    *(ATTENTION, ATTENTION_GRAD, ATTENTION_SAVING, ATTENTION_SAVED_GRAD, ROTARY, ROTARY_AT),
     *(ATTENTION_RANGES, ATTENTION_RANGES_GRAD, ATTENTION_RANGES_SAVING, ATTENTION_RANGES_SAVED_GRAD),
     *(ATTENTION_DROPOUT, ATTENTION_DROPOUT_GRAD, ATTENTION_DROPOUT_SAVING, ATTENTION_DROPOUT_SAVED_GRAD),
 )

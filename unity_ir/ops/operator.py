@@ -121,8 +121,10 @@ class Operator:
         if isinstance(self.tdl, str):
             return " ".join(self.tdl.split())
         assert self.signature is not None
-        first = re.split(r"[:;)]", self.signature.partition("(")[2])[0]
-        return " ".join(f"{self.signature} out[a..] = {first}[a..]".split())
+        operand = re.match(r"\w+\s*\(\s*(\w+)(\s*:\s*(int|bool))?", self.signature)
+        assert operand is not None
+        name, _, kind = operand.groups()
+        return " ".join(f"{self.signature} out{f': {kind}' if kind else ''}[a..] = {name}[a..]".split())
 
     @cached_property
     def line(self) -> Line:

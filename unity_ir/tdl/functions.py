@@ -112,6 +112,9 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     "where": ScalarFunction(3, _where, 1),
 }
 
+CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
+"""Functions that are true or false."""
+
 FUSED = ("relu", "gelu")
 """Activations that kernels take in their epilogue."""
 

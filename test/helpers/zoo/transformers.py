@@ -35,17 +35,33 @@ def heads(x: Tensor, count: int) -> Tensor:
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2)
+    causal = causal and mask is None
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal).transpose(1, 2).flatten(2)
+
+
+def documents(keys: Keys, tokens: Tensor) -> tuple[Tensor | None, Tensor]:
+    """
+    What a query may see [sample, 1, query, key], None for all before it, and the positions [sample, token] within
+    documents, of which each ends with the separator.
+    """
+    if keys["separator"] < 0:
+        return None, torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    ends = tokens == keys["separator"]
+    document = ends.cumsum(1) - ends.long()
+    same = document[:, :, None] == document[:, None]
+    seen = same & torch.ones_like(same[0]).tril()
+    return seen[:, None], seen.sum(-1) - 1
 
 
 def gpt2(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
-    x = w["wte.weight"][tokens] + w["wpe.weight"]
+    mask, places = documents(keys, tokens)
+    x = w["wte.weight"][tokens] + w["wpe.weight"][places]
     for i in range(keys["layers"]):
         qkv = linear(w, f"h.{i}.attn.c_attn", layer_norm(w, f"h.{i}.ln_1", x)).chunk(3, -1)
-        x = x + linear(w, f"h.{i}.attn.c_proj", sdpa(*(heads(t, keys["heads"]) for t in qkv), causal=True))
+        x = x + linear(w, f"h.{i}.attn.c_proj", sdpa(*(heads(t, keys["heads"]) for t in qkv), True, mask))
         h = F.gelu(linear(w, f"h.{i}.mlp.c_fc", layer_norm(w, f"h.{i}.ln_2", x)))
         x = x + linear(w, f"h.{i}.mlp.c_proj", h)
     return F.cross_entropy((layer_norm(w, "ln_f", x) @ w["wte.weight"].T).flatten(0, 1), labels.flatten())
@@ -67,11 +83,11 @@ def bert_large(w: Weights, keys: Keys, tokens: Tensor, segments: Tensor, labels:
     return F.cross_entropy((x @ words.T + w["predictions.bias"]).flatten(0, 1), labels.flatten())
 
 
-def rotate(x: Tensor, base: float) -> Tensor:
-    """As complex numbers turned by an angle."""
+def rotate(x: Tensor, base: float, places: Tensor) -> Tensor:
+    """As complex numbers turned by an angle, [sample, head, place, feature] at `places` [sample, place]."""
     half = x.shape[-1] // 2
-    places, each = (torch.arange(n, dtype=x.dtype, device=x.device) for n in (x.shape[-2], half))
-    angle = places[:, None] * base ** (-each / half)
+    each = torch.arange(half, dtype=x.dtype, device=x.device)
+    angle = (places[..., None].to(x.dtype) * base ** (-each / half))[:, None]
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat([turned.real, turned.imag], -1)
 
@@ -81,12 +97,14 @@ def decoder(
 ) -> Tensor:
     """Llama's, with another `mlp` and another base of rotary positions."""
     x = w["model.embed_tokens.weight"][tokens]
+    mask, places = documents(keys, tokens)
     counts = {"q": keys["heads"], "k": keys["kv_heads"], "v": keys["kv_heads"]}
     for i in range(keys["layers"]):
         name = f"model.layers.{i}"
         h = rms_norm(w, f"{name}.input_layernorm", x)
         q, k, v = (heads(linear(w, f"{name}.self_attn.{part}_proj", h), n) for part, n in counts.items())
-        x = x + linear(w, f"{name}.self_attn.o_proj", sdpa(rotate(q, base), rotate(k, base), v, causal=True))
+        q, k = (rotate(t, base, places) for t in (q, k))
+        x = x + linear(w, f"{name}.self_attn.o_proj", sdpa(q, k, v, True, mask))
         x = x + mlp(name, rms_norm(w, f"{name}.post_attention_layernorm", x))
     return F.cross_entropy(linear(w, "lm_head", rms_norm(w, "model.norm", x)).flatten(0, 1), labels.flatten())
 

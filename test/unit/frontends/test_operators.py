@@ -16,6 +16,8 @@ from unity_ir.frontends.torch import from_torch
 
 MASK = torch.tensor([[True, False, True, True], [False, False, True, False], [True, True, True, True]])
 SEEN = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+WINDOW = torch.tensor([[True, False, False], [True, True, False], [False, True, True]])
+NOTHING = torch.tensor([[True, True, False], [False, False, False], [False, True, True]])
 IDS = torch.tensor([[2, 0, 1], [1, 1, 2]])
 
 
@@ -316,8 +318,27 @@ A = {
     "sdpa_causal_mask": lambda a: F.scaled_dot_product_attention(
         a[:, None], a[:, None], a[:, None], torch.full((1, 1, 3, 3), torch.finfo(a.dtype).min, dtype=a.dtype).triu(1)
     ),
+    "sdpa_window": lambda a: F.scaled_dot_product_attention(a, a, a, WINDOW),
+    "sdpa_window_by_numbers": lambda a: F.scaled_dot_product_attention(
+        a[:, None],
+        a[:, None],
+        a[:, None],
+        torch.zeros(1, 1, 3, 3, dtype=a.dtype).masked_fill(~WINDOW, torch.finfo(a.dtype).min),
+    ),
+    "sdpa_documents": lambda a: F.scaled_dot_product_attention(
+        a[:, None], 2 * a[:, None], a[:, None], torch.stack([WINDOW, NOTHING])[:, None]
+    ),
+    "sdpa_rows_of_large_numbers": lambda a: F.scaled_dot_product_attention(
+        a, a, a, torch.zeros(3, 3, dtype=a.dtype).masked_fill(~NOTHING, torch.finfo(a.dtype).min)
+    ),
+    "sdpa_a_gap_between_keys": lambda a: F.scaled_dot_product_attention(a, a, a, SEEN),
+    "sdpa_heads_under_different_masks": lambda a: F.scaled_dot_product_attention(
+        a[None], a[None], a[None], torch.stack([WINDOW, NOTHING])[None]
+    ),
 }
 """Functions of one parameter."""
+RANGES = ("sdpa_bool_mask", "sdpa_causal_across", "sdpa_documents", "sdpa_window", "sdpa_window_by_numbers")
+"""Those whose masks let each query see keys next to each other."""
 
 AB = {
     # a [2, 3, 4] and b [3, 4]
@@ -476,6 +497,13 @@ def test_recurrent(kind: type[nn.RNNBase], more: dict[str, object]):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_equals_pytorch(name: str):
     agree(Function(name), torch.full((), 1.25, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", [n for n in FUNCTIONS if n.startswith(("sdpa", "attention"))])
+def test_which_masks_are_ranges(name: str):
+    graph = from_torch(Function(name), torch.full((), 1.25, dtype=torch.float64)).graph
+    ranged = any(node.op == "attention_ranges" for node in graph.nodes())
+    assert ranged == (name in RANGES)
 
 
 class Reversed(torch.autograd.Function):

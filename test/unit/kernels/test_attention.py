@@ -225,7 +225,7 @@ def test_scores_are_never_whole() -> None:
 @pytest.mark.parametrize("name", ["attention_ranges_saving", "attention_ranges_saved_grad"])
 @pytest.mark.parametrize("variable", ["i", "t"])
 def test_a_piece_of_ranges(name: str, variable: str, runner: Any) -> None:
-    """Rows divided, whose ranges are divided with them; and the keys of a backward, which ranges count from the first."""
+    """Rows divided, and their ranges with them; and the keys of a backward, which ranges count from the first."""
     if variable == "t" and "grad" not in name:
         return
     bound, operands = case(name, (2, 4, 2, 96, 96, 16, 16), {})

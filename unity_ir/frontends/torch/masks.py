@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 
@@ -24,3 +26,22 @@ def is_causal_mask(seen: torch.Tensor, queries: int, keys: int) -> bool:
     and every matrix of the mask, broadcast to [.., queries, keys], is lower triangular.
     """
     return queries == keys and bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all())
+
+
+def ranges_of_mask(seen: torch.Tensor, batch: int, queries: int, keys: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """
+    Return (first, end), the first key that each query sees and the one after the last, [batch, queries] or [1, queries]
+    both, of a boolean mask `seen` that broadcasts to [.., heads, queries, keys], all before the heads of `batch`
+    elements. Return None if a query sees keys with others between them, or not the same ones in every head.
+    """
+    *lead, heads, _, _ = (1,) * (4 - seen.dim()) + tuple(seen.shape)
+    if prod(lead) not in (1, batch):
+        return None
+    rows = seen.reshape(prod(lead), heads, *seen.shape[-2:])
+    if not bool((rows == rows[:, :1]).all()):
+        return None
+    rows = rows[:, 0].expand(-1, queries, keys)
+    first = rows.int().argmax(-1)
+    end = first + rows.sum(-1)
+    at = torch.arange(keys)
+    return (first, end) if torch.equal(rows, (at >= first[..., None]) & (at < end[..., None])) else None

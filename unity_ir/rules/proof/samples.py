@@ -37,6 +37,7 @@ SAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], Mapping[str, AttrValue]
     "conv2d_data_grad": ((_IMAGE, _KERNEL), {**_CONV, "sizes": (8, 8)}),
     "conv2d_weight_grad": ((_IMAGE, _IMAGE), {**_CONV, "sizes": (3, 3)}),
     "cumsum": (((2, 2, 2),), {"dim": 1}),
+    "documents": (((2, 4),), {"separator": 1}),
     "lstm_cell": (((2, 4, 2), (2, 2)), {}),
     "lstm_cell_grad": (((2, 2), (2, 2), (2, 4, 2), (2, 2)), {}),
     "max_pool2d": ((_IMAGE,), {**_POOL, "dilation": (1, 1)}),

@@ -12,7 +12,7 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, scale, where
-from unity_ir.frontends.torch.masks import is_causal_mask, visible
+from unity_ir.frontends.torch.masks import is_causal_mask, ranges_of_mask, visible
 from unity_ir.frontends.torch.recognise import undo_repeat_kv
 from unity_ir.frontends.torch.site import CallSite, maps, number
 from unity_ir.frontends.torch.values import Operand, constant, cut, expand, is_bool, op, reshape
@@ -41,8 +41,8 @@ def attention(
 
     `mask` is boolean (True where a key may be seen) or added to the scores; `dropout_p` is the probability of dropping
     a weight, `scale` the factor of the scores (None: 1 / sqrt(e)); with `enable_gqa`, keys and values may have fewer
-    heads. Builds one attention operator where there is no mask, or one that is all true or causal; else products and a
-    softmax.
+    heads. Builds one attention operator where there is no mask, or one that is all true or causal, or lets every query
+    see keys next to each other, the same in all heads (a sliding window, documents); else products and a softmax.
     """
     k, v = site.value(k), site.value(v)
     by = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -53,16 +53,25 @@ def attention(
             mask = None
         elif seen is not None and is_causal_mask(seen, q.shape[-2], k.shape[-2]):
             mask, causal = None, True
+    ranges: tuple[torch.Tensor, torch.Tensor] | None = None
     if mask is not None or (causal and q.shape[-2] != k.shape[-2]):
         if causal:
             mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-        return _by_products(site, q, k, v, mask, dropout_p, by, enable_gqa)
+        seen = visible(mask) if isinstance(mask, torch.Tensor) and not dropout_p else None
+        # A query to all of whose scores a large number is added sees all keys alike.
+        if seen is not None and (is_bool(mask) or bool(seen.any(-1).all())):
+            ranges = ranges_of_mask(seen, prod(q.shape[:-3]), q.shape[-2], k.shape[-2])
+        if ranges is None:
+            return _by_products(site, q, k, v, mask, dropout_p, by, enable_gqa)
     if not enable_gqa:
         lead = site.shape[:-2]
         q, k, v = (expand(x, (*lead, *x.shape[-2:])) for x in (q, k, v))
     q, k, v = (reshape(x, (prod(x.shape[:-3]), *_heads(x), *x.shape[-2:])) for x in (q, k, v))
     if undo_repeat_kv(k).shape[1] == undo_repeat_kv(v).shape[1]:
         k, v = undo_repeat_kv(k), undo_repeat_kv(v)
+    if ranges is not None:
+        first, end = (expand(site.value(limit), (q.shape[0], q.shape[2])) for limit in ranges)
+        return reshape(op("attention_ranges", q, k, v, first, end, scale=by), site.shape)
     if dropout_p:
         drop = {"drop": float(dropout_p), "seed": site.seeds()}
         return reshape(op("attention_dropout", q, k, v, scale=by, causal=int(causal), **drop), site.shape)
