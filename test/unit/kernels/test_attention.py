@@ -262,3 +262,26 @@ def test_a_factor_that_is_not_0_where_scores_are_hidden(runner: Any) -> None:
     shapes = ((150, 8), (150, 8), (150, 9), (150,))
     bound = bind(parse_line(line), shapes, {})
     check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ["attention_ranges", "attention_ranges_saved_grad"])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_tiles_that_nothing_sees_are_not_read(name: str, heads: int, runner: Any) -> None:
+    """Of two documents, the tiles of the first are not numbers; what is made of the second alone is."""
+    bound, operands = case(name, (1, heads, 2, 256, 256, 16, 16), {})
+    values = dict(zip([p.name for p in bound.operands], operands, strict=True))
+    at = np.arange(256)[None]
+    values |= {"first": at // 128 * 128, "end": at // 128 * 128 + 128}
+    if name == "attention_ranges_saved_grad":
+        values["logsum"] = np.full_like(values["logsum"], 5.0)
+    expected = evaluate(bound, list(values.values()))
+    poisoned = {n: v.copy() for n, v in values.items()}
+    for n in ("q", "k", "v", "y", "a", "logsum"):
+        if n in poisoned:
+            poisoned[n][:, :, :128] = np.nan
+    made = launcher(bound, operand_dtypes(bound, "f32"))
+    given = [torch.from_numpy(v).float() if v.dtype.kind == "f" else torch.from_numpy(v) for v in poisoned.values()]
+    for got, want in zip(runner.run(made, given), expected, strict=True):
+        np.testing.assert_allclose(got.numpy()[:, :, 128:], want[:, :, 128:], rtol=1e-4, atol=1e-4)

@@ -176,7 +176,7 @@ def _check_samples(graph: Graph, mesh: Mesh, axes: range, name: str) -> None:
 def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
     placement = place(plan, mesh)
     for node, assignment in placement.assignments.items():
-        if node.op == "attention" and not all(isinstance(assignment[axis], str) for axis in tensor):
+        if node.op.startswith("attention") and not all(isinstance(assignment[axis], str) for axis in tensor):
             heads = sorted({v.shape[1] for v in node.operands if len(v.shape) > 1})
             said = " and ".join(map(str, heads))
             raise UnityError(f"degrees: tp={tp} does not divide {said} heads of attention; use a divisor of them")
