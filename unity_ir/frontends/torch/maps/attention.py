@@ -57,10 +57,8 @@ def attention(
     if mask is not None or (causal and q.shape[-2] != k.shape[-2]):
         if causal:
             mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
-        seen = visible(mask) if isinstance(mask, torch.Tensor) and not dropout_p else None
-        # A query to all of whose scores a large number is added sees all keys alike.
-        if seen is not None and (is_bool(mask) or bool(seen.any(-1).all())):
-            ranges = ranges_of_mask(seen, prod(q.shape[:-3]), q.shape[-2], k.shape[-2])
+        if isinstance(mask, torch.Tensor) and not dropout_p:
+            ranges = _ranges(mask, q, k)
         if ranges is None:
             return _by_products(site, q, k, v, mask, dropout_p, by, enable_gqa)
     if not enable_gqa:
@@ -76,6 +74,15 @@ def attention(
         drop = {"drop": float(dropout_p), "seed": site.seeds()}
         return reshape(op("attention_dropout", q, k, v, scale=by, causal=int(causal), **drop), site.shape)
     return reshape(op("attention", q, k, v, scale=by, causal=int(causal)), site.shape)
+
+
+def _ranges(mask: torch.Tensor, q: Value, k: Value) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the range of keys that each query sees by a mask (`ranges_of_mask`); None if it shows no ranges."""
+    seen = visible(mask)
+    # A query to all of whose scores a large number is added sees all keys alike.
+    if seen is None or not (is_bool(mask) or bool(seen.any(-1).all())):
+        return None
+    return ranges_of_mask(seen, prod(q.shape[:-3]), q.shape[-2], k.shape[-2])
 
 
 def _heads(x: Value) -> tuple[int, ...]:
