@@ -15,10 +15,11 @@ from pkgutil import iter_modules
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph
 
-_HELPERS = {"builder", "recurrent", "vision"}
+_HELPERS = {"builder", "experts", "recurrent", "vision"}
 
 _OF = {
     "llama3_70b": ("llama3_8b", {"layers": 80, "hidden": 8192, "heads": 64, "intermediate": 28672}),
+    "mixtral_8x7b": ("moe", {"dispatch": "sparse"}),
     "llama3_405b": ("llama3_8b", {"layers": 126, "hidden": 16384, "heads": 128, "intermediate": 53248}),
 }
 """

@@ -48,9 +48,9 @@ class Builder:
         """
         return [v for v in operator(name)(*operands, **attributes) if isinstance(v, Value)]
 
-    def zeros(self, *shape: int) -> Value:
-        """Return a constant of this shape that is 0 everywhere."""
-        return leaf("constant", tensor_type(shape, self.dtype), value=0.0).result
+    def full(self, value: float, *shape: int) -> Value:
+        """Return a constant of this shape that is `value` everywhere."""
+        return leaf("constant", tensor_type(shape, self.dtype), value=value).result
 
     def split(self, x: Value, dim: int, sizes: tuple[int, ...]) -> list[Value]:
         """
@@ -103,15 +103,38 @@ class Builder:
         positions count from the beginning of each document, and a query sees no other document; the mask is theirs.
         """
         q, k, v = (self.op("split_heads", x, heads=n) for x, n in ((q, heads), (k, kv_heads), (v, kv_heads)))
+        if rotary:
+            q, k = (self.rotary(x, rotary, documents) for x in (q, k))
+        return self.attend(q, k, v, causal, documents)
+
+    def rotary(self, x: Value, base: float, documents: list[Value] | None = None) -> Value:
+        """
+        Return `x` [batch, heads, sequence, size] with rotary position embedding of this base; with `documents`, the
+        results of operator `documents`, positions count from the beginning of each document.
+        """
+        return (
+            self.op("rotary", x, base=base) if documents is None else self.op("rotary_at", x, documents[2], base=base)
+        )
+
+    def attend(self, q: Value, k: Value, v: Value, causal: bool, documents: list[Value] | None = None) -> Value:
+        """
+        Return the attention of queries, keys and values [batch, heads, sequence, size], merged, [batch, sequence, heads
+        x size]; causal if `causal`, or within `documents`, the results of operator `documents`.
+        """
         scale = q.shape[-1] ** -0.5
         if documents is None:
-            if rotary:
-                q, k = (self.op("rotary", x, base=rotary) for x in (q, k))
             return self.op("merge_heads", self.op("attention", q, k, v, scale=scale, causal=int(causal)))
-        first, end, position = documents
-        if rotary:
-            q, k = (self.op("rotary_at", x, position, base=rotary) for x in (q, k))
+        first, end, _ = documents
         return self.op("merge_heads", self.op("attention_ranges", q, k, v, first, end, scale=scale))
+
+    def gated_mlp(self, x: Value, name: str, intermediate: int) -> Value:
+        """
+        Return the gated MLP of `x` [.., hidden], [.., hidden], of width `intermediate`; its weights are called
+        `{name}.gate_proj.weight`, `up_proj` and `down_proj`.
+        """
+        gate = self.op("silu", self.linear(x, f"{name}.gate_proj", intermediate, bias=False))
+        h = self.op("mul", gate, self.linear(x, f"{name}.up_proj", intermediate, bias=False))
+        return self.linear(h, f"{name}.down_proj", x.shape[-1], bias=False)
 
     def vocabulary_parallel_cross_entropy(self, logits: Value, labels: Value, parts: int) -> Value:
         """

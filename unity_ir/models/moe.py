@@ -2,6 +2,7 @@
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
+from unity_ir.models.experts import chosen_experts, chosen_shares
 from unity_ir.pcg.graph import Graph, Value
 
 
@@ -58,10 +59,7 @@ def build(
 
 def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> tuple[Value, Value]:
     """Return the experts that each token goes to, and the weight of each, [tokens, chosen] both."""
-    gates = b.op("softmax", b.linear(x, f"{name}.gate", experts, bias=False))
-    values, indices = b.results("topk", gates, k=chosen)
-    total = b.op("reshape", b.op("reduce_sum", values, dim=1), shape=(x.shape[0], 1))
-    return indices, b.op("div", values, total)
+    return chosen_shares(b, b.op("softmax", b.linear(x, f"{name}.gate", experts, bias=False)), chosen)
 
 
 def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
@@ -71,7 +69,7 @@ def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, interme
     """
     tokens, hidden = x.shape
     indices, shares = _route(b, x, name, experts, chosen)
-    weights = b.op("scatter_add", b.zeros(tokens, experts), indices, shares, dim=1)
+    weights = b.op("scatter_add", b.full(0.0, tokens, experts), indices, shares, dim=1)
     weights = b.op("transpose", weights, perm=(1, 0))
     each = b.op("expand", x, dim=0, sizes=(experts,), degrees=(1,))
 
@@ -85,14 +83,5 @@ def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, interme
 
 def _chosen_experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
     """Return what `_experts` does, with each token computed by its experts only."""
-    tokens, hidden = x.shape
     indices, shares = _route(b, x, name, experts, chosen)
-    each = b.op("expand", x, dim=1, sizes=(chosen,), degrees=(1,))
-
-    def product(x: Value, part: str, size: int) -> Value:
-        weight = b.weight(f"{name}.experts.{part}.weight", experts, x.shape[-1], size)
-        return b.op("routed_matmul", x, weight, indices)
-
-    h = b.op("mul", b.op("silu", product(each, "w1", intermediate)), product(each, "w3", intermediate))
-    h = b.op("mul", product(h, "w2", hidden), b.op("reshape", shares, shape=(tokens, chosen, 1)))
-    return b.op("reduce_sum", h, dim=1)
+    return chosen_experts(b, x, indices, shares, f"{name}.experts", experts, intermediate, ("w1", "w3", "w2"))

@@ -44,7 +44,7 @@ class Recurrent(Builder):
         batch, size = sequence[0].shape
         w_x, w_h = (self.weight(f"{name}.weight_{k}h", n, 4, hidden) for k, n in (("i", size), ("h", hidden)))
         bias = self.op("add", *(self.weight(f"{name}.{part}", 4, hidden) for part in ("bias_ih", "bias_hh")))
-        h, c = state or (None, self.zeros(batch, hidden))
+        h, c = state or (None, self.full(0.0, batch, hidden))
         found: list[Value] = []
         for x in sequence:
             z = self.op("gate_matmul", x, w_x)

@@ -29,7 +29,8 @@ BY_HAND: dict[str, Callable[..., Tensor]] = {
 def small(text: str) -> tuple[str, dict[str, int | str]]:
     """Given `moe,dispatch=sparse` returns `moe`, and the keys of its small instance with that one set."""
     name, *settings = text.split(",")
-    return name, SMALL[name] | dict(setting.split("=") for setting in settings)
+    pairs = (setting.split("=") for setting in settings)
+    return name, SMALL[name] | {key: int(value) if value.isdecimal() else value for key, value in pairs}
 
 
 def by_hand(

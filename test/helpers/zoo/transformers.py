@@ -20,6 +20,12 @@ SMALL: dict[str, dict[str, int]] = {
     "gpt2": {"batch": 2, "sequence": 5, "layers": 2, "hidden": 8, "heads": 2, "vocabulary": 11},
     "llama3_8b": _DECODER,
     "moe": {**_DECODER, "experts": 4, "chosen": 2},
+    "qwen3_moe": {**_DECODER, "head": 6, "experts": 4, "chosen": 2},
+    "deepseek_v3": {
+        **{"batch": 2, "sequence": 5, "layers": 2, "dense_layers": 1, "hidden": 16, "heads": 4, "head": 6, "rotary": 4},
+        **{"q_rank": 10, "kv_rank": 7, "dense_intermediate": 12, "intermediate": 9, "vocabulary": 11},
+        **{"experts": 8, "chosen": 3, "groups": 4, "chosen_groups": 2},
+    },
 }
 
 
@@ -27,8 +33,8 @@ def layer_norm(w: Weights, name: str, x: Tensor, eps: float = 1e-5) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"], eps)
 
 
-def rms_norm(w: Weights, name: str, x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], 1e-5)
+def rms_norm(w: Weights, name: str, x: Tensor, eps: float = 1e-5) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], eps)
 
 
 def heads(x: Tensor, count: int) -> Tensor:
@@ -142,9 +148,74 @@ def moe(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
     return decoder(w, keys, tokens, labels, 1000000.0, mlp)
 
 
+def experts_of(w: Weights, name: str, h: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """The chosen experts' weights, fetched for every token."""
+    gate, up, down = (w[f"{name}.{part}_proj.weight"][chosen] for part in ("gate", "up", "down"))
+    each = h[..., None, None, :]
+    return (shares[..., None] * ((F.silu(each @ gate) * (each @ up)) @ down).squeeze(-2)).sum(-2)
+
+
+def gated(w: Weights, name: str, h: Tensor) -> Tensor:
+    return linear(w, f"{name}.down_proj", F.silu(linear(w, f"{name}.gate_proj", h)) * linear(w, f"{name}.up_proj", h))
+
+
+def qwen3_moe(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
+    x = w["model.embed_tokens.weight"][tokens]
+    mask, places = documents(keys, tokens)
+    counts = {"q": keys["heads"], "k": keys["kv_heads"], "v": keys["kv_heads"]}
+    for i in range(keys["layers"]):
+        name = f"model.layers.{i}"
+        h = rms_norm(w, f"{name}.input_layernorm", x, 1e-6)
+        parts = {part: heads(linear(w, f"{name}.self_attn.{part}_proj", h), n) for part, n in counts.items()}
+        q, k = (
+            rotate(rms_norm(w, f"{name}.self_attn.{part}_norm", parts[part], 1e-6), 1000000.0, places) for part in "qk"
+        )
+        x = x + linear(w, f"{name}.self_attn.o_proj", sdpa(q, k, parts["v"], True, mask))
+        h = rms_norm(w, f"{name}.post_attention_layernorm", x, 1e-6)
+        values, chosen = linear(w, f"{name}.mlp.gate", h).softmax(-1).topk(keys["chosen"])
+        x = x + experts_of(w, f"{name}.mlp.experts", h, chosen, values / values.sum(-1, keepdim=True))
+    logits = linear(w, "lm_head", rms_norm(w, "model.norm", x, 1e-6))
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def deepseek_v3(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
+    x = w["model.embed_tokens.weight"][tokens]
+    mask, places = documents(keys, tokens)
+    head, rotary = keys["head"], keys["rotary"]
+    for i in range(keys["layers"]):
+        name = f"model.layers.{i}"
+        h, own = rms_norm(w, f"{name}.input_layernorm", x, 1e-6), f"{name}.self_attn"
+        q = linear(w, f"{own}.q_b_proj", rms_norm(w, f"{own}.q_a_layernorm", linear(w, f"{own}.q_a_proj", h), 1e-6))
+        q = heads(q, keys["heads"])
+        q = torch.cat([q[..., :head], rotate(q[..., head:], 10000.0, places)], -1)
+        latent = linear(w, f"{own}.kv_a_proj_with_mqa", h)
+        shared = rotate(latent[:, None, :, -rotary:], 10000.0, places).expand(-1, keys["heads"], -1, -1)
+        latent = rms_norm(w, f"{own}.kv_a_layernorm", latent[..., :-rotary], 1e-6)
+        kv = heads(linear(w, f"{own}.kv_b_proj", latent), keys["heads"])
+        h = sdpa(q, torch.cat([kv[..., :head], shared], -1), kv[..., head:], True, mask)
+        x = x + linear(w, f"{own}.o_proj", h)
+        h = rms_norm(w, f"{name}.post_attention_layernorm", x, 1e-6)
+        if i < keys["dense_layers"]:
+            x = x + gated(w, f"{name}.mlp", h)
+            continue
+        scores = linear(w, f"{name}.mlp.gate", h).sigmoid()
+        biased = (scores + w[f"{name}.mlp.gate.e_score_correction_bias"]).detach()
+        grouped = biased.unflatten(-1, (keys["groups"], -1))
+        _, best = grouped.topk(2)[0].sum(-1).topk(keys["chosen_groups"])
+        left = torch.zeros_like(grouped).scatter(-2, best[..., None].expand(*best.shape, grouped.shape[-1]), 1.0)
+        _, chosen = torch.where(left > 0, grouped, -torch.inf).flatten(-2).topk(keys["chosen"])
+        shares = scores.gather(-1, chosen)
+        shares = 2.5 * shares / shares.sum(-1, keepdim=True)
+        x = x + experts_of(w, f"{name}.mlp.experts", h, chosen, shares) + gated(w, f"{name}.mlp.shared_experts", h)
+    logits = linear(w, "lm_head", rms_norm(w, "model.norm", x, 1e-6))
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
 BY_HAND: dict[str, Callable[..., Tensor]] = {
     "bert_large": bert_large,
+    "deepseek_v3": deepseek_v3,
     "gpt2": gpt2,
     "llama3_8b": llama3_8b,
     "moe": moe,
+    "qwen3_moe": qwen3_moe,
 }

@@ -24,12 +24,14 @@ from unity_ir.tdl.counts import contraction_flops
 PUBLISHED = {
     "alexnet": 61_100_840,  # torchvision
     "bert_large": 335_174_458,  # transformers' BertForMaskedLM of bert-large-uncased
+    "deepseek_v3": 671_026_419_200,  # transformers' DeepseekV3ForCausalLM
     "gpt2": 124_439_808,
     "inception_v3": 27_161_264,  # torchvision, with the auxiliary classifier
     "lenet": 61_706,
     "llama3_8b": 8_030_261_248,
     "mlp": 16 * 8192 * 8192,
     "moe": 46_702_792_704,  # transformers' MixtralForCausalLM of Mixtral-8x7B
+    "qwen3_moe": 30_532_122_624,  # transformers' Qwen3MoeForCausalLM of Qwen3-30B-A3B
     "resnet101": 44_549_160,  # torchvision
     "resnext50": 25_028_904,  # torchvision's resnext50_32x4d
     # Dense layers without biases, layer by layer, and tables of rows of 64.
@@ -47,7 +49,8 @@ PUBLISHED = {
 """Parameters."""
 
 
-TEXTS = [*names(), "moe,dispatch=sparse"]
+PACKED = [f"{name},separator=3" for name in ("deepseek_v3", "gpt2", "llama3_8b", "moe", "qwen3_moe")]
+TEXTS = [*names(), "moe,dispatch=sparse", *PACKED]
 
 
 def test_every_model_is_tested():
@@ -63,7 +66,10 @@ def test_has_the_published_number_of_parameters(name: str):
     assert parameters(build(name)) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(("name", "published"), [("llama3_70b", 70_553_706_496), ("llama3_405b", 405_853_388_800)])
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [("llama3_70b", 70_553_706_496), ("llama3_405b", 405_853_388_800), ("mixtral_8x7b", PUBLISHED["moe"])],
+)
 def test_a_further_size_has_the_published_number_of_parameters(name: str, published: int):
     graph = build(name)
     assert graph.name == name
@@ -161,9 +167,10 @@ def test_loss_and_gradients_equal_pytorch(text: str):
     loss.backward()
     assert float(values[graph.outputs[0]]) == pytest.approx(loss.item(), rel=1e-9)
     for update in graph.updates:
-        want = at[update.weight.node.name].grad
+        weight, name = at[update.weight.node.name], update.weight.node.name
+        want = torch.zeros_like(weight) if name.endswith("correction_bias") else weight.grad
         assert want is not None
-        np.testing.assert_allclose(values[update.grad], want.numpy(), atol=1e-9, err_msg=update.weight.node.name)
+        np.testing.assert_allclose(values[update.grad], want.numpy(), atol=1e-9, err_msg=name)
 
 
 def test_experts_can_be_divided_all_the_way():
@@ -227,10 +234,11 @@ def test_flops_of_a_step_are_those_pytorch_counts(text: str):
     graph = build(name, **keys)
     step = graph_products(differentiate(graph, Optimizer()))
     for node in graph.nodes():
-        if node.op == "attention":
+        if node.op in ("attention", "attention_ranges"):
             # Its gradient computes the scores again, one of its forward's two contractions. PyTorch, where it does not
             # fuse attention, keeps them.
-            step -= contraction_flops(node.analysis.bound) // 2
+            q, _, v = (operand.shape[-1] for operand in node.operands[:3])
+            step -= contraction_flops(node.analysis.bound) * q // (q + v)
         elif node.op == "conv2d":
             # PyTorch's formula for the gradient of the weights takes each group to be of all channels.
             step += (int(node.attribute("groups")) - 1) * contraction_flops(node.analysis.bound)
@@ -251,7 +259,10 @@ def test_flops_of_a_step_are_those_pytorch_counts(text: str):
         ("gpt2,hidden=10", "pcg.split_heads: "),
         ("wresnet,depth=18", "wresnet: depth is 18; it must be one of 14, 26, 50, 101, 152"),
         ("resnext50,groups=3", "conv2: 128 to 128 channels are not 3 equal groups"),
+        ("deepseek_v3,experts=100", "100 experts are not 8 equal groups of 2 or more, of which 4 can be chosen"),
+        ("deepseek_v3,chosen_groups=1,chosen=33", "chosen is 33, but 1 groups have 32 experts"),
         ("builder", "no model 'builder'"),
+        ("experts", "no model 'experts'"),
     ],
 )
 def test_what_is_no_model_is_refused(text: str, message: str):
