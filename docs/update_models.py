@@ -19,9 +19,9 @@ Made by `docs/update_models.py`. `--model=NAME,key=value,..` sets keys; their de
 batch of the paper that compares it. GFLOPs are of one forward pass at the defaults: matrix products, convolutions and
 attention alone, 2 for each multiply-accumulate, as PyTorch's `FlopCounterMode` counts (a test compares them).
 Every model is a loss of weights and inputs; none has dropout. A step's backward is about twice its forward.
-With a `separator` (gpt2, llama3_8b, moe), samples are packed of documents, each of which ends with this token:
-attention stays within them, and positions count from the beginning of each. Its FLOPs are those of whole samples.
-`llama3_70b` and `llama3_405b` are `llama3_8b` with the keys of these sizes.
+With a `separator`, samples are packed of documents, each of which ends with this token: attention stays within them,
+and positions count from the beginning of each. FLOPs are those of whole samples.
+`llama3_70b` and `llama3_405b` are `llama3_8b` with the keys of these sizes, `mixtral_8x7b` is `moe,dispatch=sparse`.
 
 | model | what | keys | parameters | forward GFLOPs |
 |---|---|---|---:|---:|

@@ -83,6 +83,7 @@ def beyond() -> list[Case]:
     found += [Case("xdl", "pinned-2/2", 8), Case("bert_large", "joint/2i", 2, "sgd", "f32", "triton")]
     found += [Case("moe,dispatch=sparse", "experts", world) for world in WORLDS]
     found += [Case("moe,dispatch=sparse", "experts", 4, "adamw", "mixed")]
+    found += [Case(model, "experts", 4) for model in ("deepseek_v3", "qwen3_moe")]
     found += [Case(model, "queries", world) for model in ("llama3_8b", *VARIANTS[1:]) for world in WORLDS]
     found += [Case(VARIANTS[2], "queries", 2, "sgd", "f32", "triton"), Case(VARIANTS[2], "degrees,tp=2,sp=true", 4)]
     for model in ("bert_large", "candle_uno", "dlrm", "gpt2", "llama3_8b", "mlp", "moe", "rnnlm", "xdl", *VARIANTS):
@@ -98,6 +99,7 @@ SAMPLE = [
     Case("gpt2", "fsdp/2i", 4, "adamw", "mixed"),
     Case("gpt2", "tofu", 8),
     Case("bert_large", "recompute-3/2", 2),
+    Case("deepseek_v3", "joint", 4),
     Case("dlrm", "joint/4", 2),
     Case("mlp", "data-parallel/4", 1),
     Case("mlp", "joint/2", 2, "sgd", "f32", "triton"),
@@ -116,6 +118,7 @@ SAMPLE = [
     Case("moe,dispatch=sparse", "experts", 4),
     Case("moe,dispatch=sparse", "experts", 2, "sgd", "f32", "triton"),
     Case("nmt", "data-parallel", 2, "sgd", "f32"),
+    Case("qwen3_moe", "random-2", 4),
     Case("resnet101", "data-parallel", 2, "sgd", "f32"),
     Case("resnext50", "random-1", 2, "sgd"),
     Case("rnnlm", "random-7", 4, "sgd"),

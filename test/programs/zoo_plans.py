@@ -33,6 +33,10 @@ SIZES: dict[str, dict[str, int]] = {
     "alexnet": {**SMALL["alexnet"], "batch": 8, "hidden": 8, "classes": 8},
     "bert_large": {**_DECODER, "heads": 4, "layers": 2},
     "candle_uno": {**SMALL["candle_uno"], "batch": 8, "hidden": 8},
+    "deepseek_v3": {
+        **{**SMALL["deepseek_v3"], **_DECODER, "layers": 2, "head": 8, "rotary": 8, "q_rank": 16, "kv_rank": 16},
+        **{"dense_intermediate": 16, "intermediate": 16},
+    },
     "dlrm": {**SMALL["dlrm"], "batch": 8, "rows": 16, "features": 8, "dense": 4, "bottom": 8, "top": 8},
     "gpt2": {**_DECODER, "heads": 4, "layers": 2},
     "inception_v3": {**SMALL["inception_v3"], "batch": 8},
@@ -42,6 +46,7 @@ SIZES: dict[str, dict[str, int]] = {
     "mlp": {**SMALL["mlp"], "batch": 8, "hidden": 16, "classes": 8},
     "moe": {**SMALL["moe"], **_DECODER, "intermediate": 16, "experts": 8},
     "nmt": {**SMALL["nmt"], "batch": 8, "hidden": 8, "vocabulary": 16},
+    "qwen3_moe": {**SMALL["qwen3_moe"], **_DECODER, "intermediate": 16, "head": 8, "experts": 8},
     "resnet101": {**SMALL["resnet101"], "batch": 8, "classes": 8},
     "resnext50": {**SMALL["resnext50"], "batch": 8, "classes": 8},
     "rnnlm": {**SMALL["rnnlm"], "batch": 8, "hidden": 8, "vocabulary": 16},

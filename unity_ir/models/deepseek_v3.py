@@ -119,7 +119,7 @@ def _routed(
     best, _ = b.results("topk", biased, k=2)
     of_groups = b.op("reduce_sum", best, dim=2)
     largest, _ = b.results("topk", of_groups, k=chosen_groups)
-    least = b.op("slice", largest, dim=1, start=chosen_groups - 1, size=1)
+    least = b.op("reshape", b.op("reduce_min", largest, dim=1), shape=(tokens, 1))
     seen = b.op("reshape", b.op("ge", of_groups, least), shape=(tokens, groups, 1))
     left = b.op("reshape", b.op("select", seen, biased, b.full(-1e30, 1)), shape=(tokens, experts))
     _, indices = b.results("topk", left, k=chosen)
