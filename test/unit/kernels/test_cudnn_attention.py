@@ -114,6 +114,10 @@ def test_what_is_not_given_to_it() -> None:
     for line, shapes, attributes in FOUND:
         bound = bind(parse_line(line), shapes, attributes)
         assert cudnn_attention(bound, ["bf16"] * len(shapes), {}) is None, line
+    for name in ("attention_ranges", "attention_ranges_saving", "attention_ranges_saved_grad"):
+        bound, _ = case(name, (1, 2, 2, 64, 64, 64, 64), {})
+        kinds = tuple("i64" if p.kind == "int" else d for p, d in zip(bound.operands, dtypes(bound), strict=True))
+        assert cudnn_attention(bound, kinds, {}) is None, name
     bound, _ = case("attention_saving", plain, {"causal": 1})
     assert cudnn_attention(bound, dtypes(bound), {}) is not None
     assert cudnn_attention(bound, dtypes(bound, "f32"), {}) is None
