@@ -312,7 +312,10 @@ class _Matching:
                 return True
 
     def ranges(self, scores: Scores) -> Ranges | None:
-        """Return the ranges of keys outside of which scores are -1e30; None if they are not of that form."""
+        """
+        Return the ranges of keys outside of which scores are -1e30, each of a row by itself; None if they are not of
+        that form.
+        """
         match scores.score:
             case Call(
                 "where",
@@ -324,8 +327,9 @@ class _Matching:
                     _,
                 ),
             ) if one == other == scores.column and low <= -1e30:
-                rows = {*scores.batch, *scores.rows}
-                return Ranges(first, end) if {*self.names(first), *self.names(end)} <= rows else None
+                read = [{*self.names(first)}, {*self.names(end)}]
+                by_rows = all(names & {*scores.rows} for names in read)
+                return Ranges(first, end) if by_rows and set.union(*read) <= {*scores.batch, *scores.rows} else None
             case _:
                 return None
 

@@ -222,6 +222,14 @@ def test_scores_are_never_whole() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention_ranges", "attention_ranges_saved_grad"])
+def test_a_range_of_all_rows(name: str, runner: Any) -> None:
+    """One position of several heads that share keys."""
+    bound, operands = case(name, (2, 4, 2, 1, 70, 16, 16), {})
+    check(bound, operands, "triton", runner)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention_ranges_saving", "attention_ranges_saved_grad"])
 @pytest.mark.parametrize("variable", ["i", "t"])
 def test_a_piece_of_ranges(name: str, variable: str, runner: Any) -> None:
