@@ -3,11 +3,12 @@ Search plans for training steps of large models, and print them beside published
 
     python bench/large.py [--rows NUMBER ..] [--json FILE]
 
-bf16 mixed precision, AdamW in f32, 8,192 tokens a sample. Prints, for each plan, the simulated seconds of a step,
-tokens per second and GPU, MFU (three times the FLOPs of the forward's products, attention whole, of the GPUs' peak in
-bf16), GB on a GPU, the gap of the sum, and what the search took: wall and processor seconds, and GB of the process.
-Each search is a process of its own. Published rows are torchtitan's (commit b5bcd76, benchmarks/) and NVIDIA's
-(Megatron-Bridge, docs/performance-summary), with what they measured; theirs are other machines or precisions, as said.
+bf16 mixed precision, AdamW in f32. Prints, for each plan, the simulated seconds of a step, tokens per second and GPU,
+MFU (three times the FLOPs of the forward's products, attention whole, of the GPUs' peak in bf16), GB on a GPU, the gap
+of the sum, and what the search took: wall and processor seconds, and GB of the process. Each search is a process of its
+own. With `--rows`, other rows of the file stay. Published rows are torchtitan's (commit b5bcd76, benchmarks/) and
+NVIDIA's (Megatron-Bridge, docs/performance-summary), with what they measured; theirs are other machines or precisions,
+as said.
 """
 
 from __future__ import annotations
@@ -36,9 +37,6 @@ from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.run import run
 from unity_ir.simulate.report import as_emitted
 
-TOKENS = 8192
-"""Tokens of a sample."""
-
 ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("llama3_8b,batch=16", "dgx-h100:1", "fsdp", {"recompute": "auto"}),
     ("llama3_8b,batch=16", "dgx-h100:1", "joint", {}),
@@ -46,8 +44,17 @@ ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("llama3_70b,batch=256", "dgx-h100:32", "zero3", {"recompute": "auto"}),
     ("llama3_70b,batch=256", "dgx-h100:32", "joint", {}),
     ("llama3_405b,batch=256", "dgx-h100:64", "joint", {}),
+    ("llama3_8b,batch=8,sequence=32768", "dgx-h100:1", "joint", {}),
+    ("llama3_8b,batch=1,sequence=131072", "dgx-h100:1", "joint", {}),
+    ("llama3_8b,batch=8,sequence=131072", "dgx-h100:8", "joint", {}),
+    ("llama3_8b,batch=2,sequence=262144", "dgx-h100:2", "joint", {}),
+    ("llama3_8b,batch=8,sequence=262144", "dgx-h100:8", "joint", {}),
+    ("mixtral_8x7b,batch=64", "dgx-h100:8", "joint", {}),
+    ("qwen3_moe,batch=16", "dgx-h100:2", "joint", {}),
+    ("qwen3_moe,batch=16", "dgx-h100:2", "zero3", {"recompute": "auto"}),
 )
-"""Model, machine, strategy, and options of the search."""
+"""Model, machine, strategy, and options of the search; Llamas of 8,192 tokens a sample where no other number is said,
+mixtures of 4,096."""
 
 PUBLISHED = (
     ("torchtitan: 8B, batch 16, 8 H100 of 96 GB, FSDP, selective recompute, eager", 5762),
@@ -87,13 +94,13 @@ def measure(number: int) -> Large:
     wall = time.perf_counter() - start
     used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds, _ = as_emitted(found.graph, machine, optimizer)
-    batch = int(model.partition("batch=")[2].partition(",")[0])
+    tokens = next(leaf.types[0].elements for leaf in serial.inputs if leaf.name == "tokens")
     return Large(
         model,
         place,
         ",".join([strategy, *(f"{key}={value}" for key, value in options.items())]),
         seconds,
-        batch * TOKENS / seconds / machine.devices,
+        tokens / seconds / machine.devices,
         model_flops(serial) / seconds / machine.devices / machine.device.peak("bf16"),
         needed(found.graph, found.cost, optimizer) / 1e9,
         found.gap,
@@ -132,7 +139,9 @@ def main() -> None:
     Console(width=180).print(table)
     if args.json is not None:
         on = {"processor": processor(), "python": platform.python_version()}
-        args.json.write_text(json.dumps({"machine": on, "rows": [asdict(row) for row in found]}, indent=1) + "\n")
+        kept = json.loads(args.json.read_text())["rows"] if args.json.exists() else []
+        rows = {(row["model"], row["machine"], row["search"]): row for row in [*kept, *map(asdict, found)]}
+        args.json.write_text(json.dumps({"machine": on, "rows": [*rows.values()]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
