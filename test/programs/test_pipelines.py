@@ -58,7 +58,8 @@ ADAM = Optimizer("adam", 1e-2, weight_decay=0.1)
 ORDERS = ("gpipe,2", "1f1b,2", "eager-1f1b,2", "interleaved,2,2", "looped-bfs,2,2", "zb-h1,2", "zb-h2,2", "zb-v,2,2")
 ORDERS += ("dualpipe-v,2,2", "1f1b,4", "zb-h1,4", "zb-v,4,2")
 TRANSFORMERS = ("bert_large", "gpt2", "llama3_8b")
-MODELS = (*TRANSFORMERS, "dlrm", "lenet", "lstm_stack", "mlp", "moe", "nmt", "rnnlm", "xdl", *VARIANTS)
+MODELS = (*TRANSFORMERS, "deepseek_v3", "dlrm", "lenet", "lstm_stack", "mlp", "moe", "nmt", "qwen3_moe", "rnnlm", "xdl")
+MODELS += VARIANTS
 SPARSE = "moe,dispatch=sparse"
 
 
@@ -77,6 +78,7 @@ PLANS += ("recompute-2/4", "recompute-4/4i", "joint/4", "degrees,tp=2/4", "degre
 POSSIBLE = [each for each in product(MODELS, ORDERS, PLANS, (2, 4, 8)) if possible(*each)]
 SAMPLE = [
     ("bert_large", "zb-h2,2", "degrees,tp=2,sp=true/4", 4),
+    ("deepseek_v3", "1f1b,2", "data-parallel/4", 2),
     ("dlrm", "looped-bfs,2,2", "random-3/4i", 4),
     ("gpt2", "1f1b,4", "fsdp/4i", 8),
     ("gpt2", "dualpipe-v,2,2", "recompute-4/4i", 4),
@@ -89,9 +91,12 @@ SAMPLE = [
     (SPARSE, "zb-h1,2", "experts/4", 4),
     ("nmt", "zb-h1,4", "random-1/4", 8),
     ("nmt", "zb-v,4,2", "joint/4", 8),
+    ("qwen3_moe", "zb-h1,2", "data-parallel/4", 2),
     ("rnnlm", "gpipe,2", "fsdp/4", 4),
     ("rnnlm", "interleaved,2,2", "recompute-2/4", 4),
     ("xdl", "zb-v,2,2", "data-parallel/4", 2),
+    (VARIANTS[1], "interleaved,2,2", "data-parallel/4", 2),
+    (VARIANTS[2], "1f1b,2", "random-1/4", 4),
 ]
 
 

@@ -180,14 +180,18 @@ class _Parts:
         return {r for i in loop for r in makes(i)} | grads
 
     def _ancestors(self, registers: Iterable[Register]) -> set[Register]:
-        """Return these registers, and all that they are made of."""
+        """
+        Return these registers, and all that they are made of, with the other results of what makes them: that is done
+        in one part, whether all its results are read or not.
+        """
         found: set[Register] = set()
         todo = list(registers)
         while todo:
             register = todo.pop()
             if register not in found:
-                found.add(register)
-                todo += reads(self.makers[register])
+                maker = self.makers[register]
+                found.update(makes(maker))
+                todo += reads(maker)
         return found
 
     def _rank(self, register: Register) -> int | None:
