@@ -310,7 +310,10 @@ class KernelWriter:
         per index variable, over the axes of the tile.
         """
         pointer, mask = self.pointer(tensor, where)
-        if not value.isidentifier():
+        if value.replace(".", "", 1).isdecimal():
+            # Results that are the same number share a name.
+            value = self.known(("number", value)) or self.define(("number", value), "value", value)
+        elif not value.isidentifier():
             name = self.names.new("value")
             self.emit(f"{name} = {value}")
             value = name
