@@ -203,11 +203,13 @@ class _Matching:
         if scores is None:
             return None
         if (ranges := self.ranges(scores)) is not None:
-            zero = [self.zero_outside(r.expr, scores) for r in results]
-            of_weights = zero[: 1 if len(results) == 2 else None]
-            if None not in of_weights:
-                scores = replace(scores, ranges=ranges)
-                results = [r if z is None else replace(r, expr=z) for r, z in zip(results, zero, strict=True)]
+            ranged = replace(scores, ranges=ranges)
+            saves = len(results) == 2 and self.is_logsum(results[1].expr, ranged)
+            zero = [self.zero_outside(r.expr, scores) for r in results[: 1 if saves else None]]
+            if None not in zero:
+                scores = ranged
+                sums = [replace(r, expr=z) for r, z in zip(results, zero, strict=False) if z is not None]
+                results = [*sums, *results[len(sums) :]]
         logsum = results.pop() if len(results) == 2 and self.is_logsum(results[1].expr, scores) else None
         sums = [self.sum(r, scores) for r in results]
         found = [s for s in sums if s is not None]
@@ -313,8 +315,8 @@ class _Matching:
 
     def ranges(self, scores: Scores) -> Ranges | None:
         """
-        Return the ranges of keys outside of which scores are -1e30, each of a row by itself; None if they are not of
-        that form.
+        Return the ranges of keys outside of which scores are -1e30, two integers of each row by itself; None if they
+        are not of that form.
         """
         match scores.score:
             case Call(
@@ -329,7 +331,9 @@ class _Matching:
             ) if one == other == scores.column and low <= -1e30:
                 read = [{*self.names(first)}, {*self.names(end)}]
                 by_rows = all(names & {*scores.rows} for names in read)
-                return Ranges(first, end) if by_rows and set.union(*read) <= {*scores.batch, *scores.rows} else None
+                whole = {p.name for p in self.bound.operands if p.kind == "int"} >= {first.tensor, end.tensor}
+                fits = whole and by_rows and set.union(*read) <= {*scores.batch, *scores.rows}
+                return Ranges(first, end) if fits else None
             case _:
                 return None
 

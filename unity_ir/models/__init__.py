@@ -85,9 +85,10 @@ def from_text(text: str) -> Graph:
     keys: dict[str, int | str] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if not equals or not (value.isdecimal() or value.isidentifier()) or len(value) > 12:
+        is_number = value.removeprefix("-").isdecimal()
+        if not equals or not (is_number or value.isidentifier()) or len(value) > 12:
             raise UnityError(f"--model: {setting!a} is not key=number")
         if key in keys:
             raise UnityError(f"--model: {key} is given twice; leave one out")
-        keys[key] = int(value) if value.isdecimal() else value
+        keys[key] = int(value) if is_number else value
     return build(name, **keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from unity_ir.errors import UnityError
 from unity_ir.ops import operator
 from unity_ir.pcg.graph import Graph, Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
@@ -75,12 +76,14 @@ class Builder:
         weight, bias = self.weight(f"{name}.weight", size), self.weight(f"{name}.bias", size)
         return self.op("layer_norm", x, weight, bias, eps=eps)
 
-    def documents(self, tokens: Value, separator: int) -> list[Value] | None:
+    def documents(self, tokens: Value, separator: int, vocabulary: int) -> list[Value] | None:
         """
         Return what `attention` needs to know of samples packed of documents, each of which ends with the token
-        `separator`, under a causal mask (the results of operator `documents`); None if `separator` is negative, which
-        means that every sample is one document.
+        `separator`, under a causal mask (the results of operator `documents`); None if `separator` is -1, which means
+        that every sample is one document. Raises `UnityError` for a separator that is no token of the vocabulary.
         """
+        if separator >= vocabulary:
+            raise UnityError(f"--model: {self.name}: separator is {separator}; it must be a token, below {vocabulary}")
         return None if separator < 0 else self.results("documents", tokens, separator=separator)
 
     def attention(

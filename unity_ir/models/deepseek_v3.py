@@ -55,7 +55,7 @@ def build(
         )
     b = Builder("deepseek_v3")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
-    documents = b.documents(tokens, separator)
+    documents = b.documents(tokens, separator, vocabulary)
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
     for i in range(layers):
         name = f"model.layers.{i}"
@@ -117,10 +117,10 @@ def _routed(
     biased = b.op("add", scores, b.weight(f"{name}.e_score_correction_bias", experts))
     biased = b.op("reshape", biased, shape=(tokens, groups, experts // groups))
     best, _ = b.results("topk", biased, k=2)
-    of_groups = b.op("reduce_sum", best, dim=2)
-    largest, _ = b.results("topk", of_groups, k=chosen_groups)
-    least = b.op("reshape", b.op("reduce_min", largest, dim=1), shape=(tokens, 1))
-    seen = b.op("reshape", b.op("ge", of_groups, least), shape=(tokens, groups, 1))
+    _, best_groups = b.results("topk", b.op("reduce_sum", best, dim=2), k=chosen_groups)
+    ones = b.full(1.0, tokens, chosen_groups)
+    counts = b.op("scatter_add", b.full(0.0, tokens, groups), best_groups, ones, dim=1)
+    seen = b.op("reshape", b.op("gt", counts, b.full(0.0, 1)), shape=(tokens, groups, 1))
     left = b.op("reshape", b.op("select", seen, biased, b.full(-1e30, 1)), shape=(tokens, experts))
     _, indices = b.results("topk", left, k=chosen)
     shares = scaled_to_one(b, b.op("gather", scores, indices, dim=1))

@@ -24,7 +24,7 @@ def build(
     b = Builder("gpt2")
     tokens = b.input("tokens", batch, sequence, dtype="i64")
     labels = b.input("labels", batch, sequence, dtype="i64")
-    documents = b.documents(tokens, separator)
+    documents = b.documents(tokens, separator, vocabulary)
     table = b.weight("wte.weight", vocabulary, hidden)
     places = b.weight("wpe.weight", sequence, hidden)
     x = b.op("add", b.op("embedding", tokens, table), b.op("embedding", documents[2], places) if documents else places)

@@ -26,7 +26,7 @@ def build(
     b = Builder("llama3_8b")
     tokens = b.input("tokens", batch, sequence, dtype="i64")
     labels = b.input("labels", batch, sequence, dtype="i64")
-    documents = b.documents(tokens, separator)
+    documents = b.documents(tokens, separator, vocabulary)
     kv = hidden // heads * kv_heads
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
     for i in range(layers):

@@ -39,7 +39,7 @@ def build(
         raise UnityError(f"--model: moe: dispatch is {dispatch!a}; it must be dense or sparse")
     b = Builder("moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
-    documents = b.documents(tokens, separator)
+    documents = b.documents(tokens, separator, vocabulary)
     kv = hidden // heads * kv_heads
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
     for i in range(layers):

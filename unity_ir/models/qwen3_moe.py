@@ -30,7 +30,7 @@ def build(
     """
     b = Builder("qwen3_moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
-    documents = b.documents(tokens, separator)
+    documents = b.documents(tokens, separator, vocabulary)
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
     for i in range(layers):
         name = f"model.layers.{i}"

@@ -328,6 +328,7 @@ A = {
     "sdpa_documents": lambda a: F.scaled_dot_product_attention(
         a[:, None], 2 * a[:, None], a[:, None], torch.stack([WINDOW, NOTHING])[:, None]
     ),
+    "sdpa_one_dim": lambda a: F.scaled_dot_product_attention(a[0], a[0], a[0], WINDOW[1]),
     "sdpa_rows_of_large_numbers": lambda a: F.scaled_dot_product_attention(
         a, a, a, torch.zeros(3, 3, dtype=a.dtype).masked_fill(~NOTHING, torch.finfo(a.dtype).min)
     ),
@@ -338,6 +339,7 @@ A = {
 }
 """Functions of one parameter."""
 RANGES = ("sdpa_bool_mask", "sdpa_causal_across", "sdpa_documents", "sdpa_window", "sdpa_window_by_numbers")
+RANGES += ("sdpa_one_dim",)
 """Those whose masks let each query see keys next to each other."""
 
 AB = {

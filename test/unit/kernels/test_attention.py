@@ -221,6 +221,39 @@ def test_scores_are_never_whole() -> None:
         assert not any("37" in line and "53" in line for line in made), source
 
 
+_RANGED = (
+    "let s[i, j] = where(or(lt(j, f[i]), ge(j, l[i])), -1e30, 0.3 * sum[e](q[i, e] * k[j, e]));"
+    " let u[i, j] = exp(s[i, j] - max[m](s[i, m])); let p[i, j] = u[i, j] / sum[n](u[i, n]);"
+    " let z[i, j] = where(or(lt(j, f[i]), ge(j, l[i])), 0, p[i, j]);"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        # Half numbers, and weights that are not 0 where nothing is seen, beside some that are.
+        f"a(q, k, v, f, l)  {_RANGED} out[i, d] = sum[t](z[i, t] * v[t, d])",
+        f"b(q, k, v, f: int, l: int)  {_RANGED} out[i, d] = sum[t](p[i, t] * v[t, d])",
+        "c(q, k, v, f: int, l: int, g)"
+        f"  let s[i, j] = where(or(lt(j, f[i]), ge(j, l[i])), {-(2.0**100)!r}, 0.3 * sum[e](q[i, e] * k[j, e]));"
+        " let p[i, j] = exp(s[i, j] - g[i]); let z[i, j] = where(or(lt(j, f[i]), ge(j, l[i])), 0, p[i, j]);"
+        " one[t, d] = sum[i](z[i, t] * v[i, d]); other[t, d] = sum[i](p[i, t] * v[i, d])",
+    ],
+)
+def test_what_are_no_ranges(line: str, runner: Any) -> None:
+    shapes = ((64, 16), (64, 16), (64, 16), (64,), (64,), (64,))[: line.partition(")")[0].count(",") + 1]
+    bound = bind(parse_line(line), shapes, {})
+    operands = random_operands(bound, Case(shapes, {}, 2))
+    first = np.maximum(np.arange(64) - 10, 0)
+    end = np.where(np.arange(64) % 9 == 0, first, np.arange(64) + 1)
+    operands[3:5] = (first, end) if ": int" in line else (first + 0.5, end + 0.5)
+    if len(operands) == 6:
+        # So that a row that sees nothing has weights.
+        operands[5] = np.where(first == end, -(2.0**100), 0.0)
+    check(bound, operands, "triton", runner)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention_ranges", "attention_ranges_saved_grad"])
 def test_a_range_of_all_rows(name: str, runner: Any) -> None:

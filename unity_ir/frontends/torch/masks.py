@@ -34,7 +34,8 @@ def ranges_of_mask(seen: torch.Tensor, batch: int, queries: int, keys: int) -> t
     both, of a boolean mask `seen` that broadcasts to [.., heads, queries, keys], all before the heads of `batch`
     elements. Return None if a query sees keys with others between them, or not the same ones in every head.
     """
-    *lead, heads, _, _ = (1,) * (4 - seen.dim()) + tuple(seen.shape)
+    seen = seen.reshape((1,) * (4 - seen.dim()) + tuple(seen.shape))
+    *lead, heads, _, _ = seen.shape
     if prod(lead) not in (1, batch):
         return None
     rows = seen.reshape(prod(lead), heads, *seen.shape[-2:])
