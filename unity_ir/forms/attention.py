@@ -329,10 +329,10 @@ class _Matching:
                     _,
                 ),
             ) if one == other == scores.column and low <= -1e30:
-                read = [{*self.names(first)}, {*self.names(end)}]
-                by_rows = all(names & {*scores.rows} for names in read)
+                one_end, other_end = {*self.names(first)}, {*self.names(end)}
+                by_rows = not one_end.isdisjoint(scores.rows) and not other_end.isdisjoint(scores.rows)
                 whole = {p.name for p in self.bound.operands if p.kind == "int"} >= {first.tensor, end.tensor}
-                fits = whole and by_rows and set.union(*read) <= {*scores.batch, *scores.rows}
+                fits = whole and by_rows and one_end | other_end <= {*scores.batch, *scores.rows}
                 return Ranges(first, end) if fits else None
             case _:
                 return None
