@@ -68,9 +68,13 @@ def torch_attention_grad(y: Tensor, q: Tensor, k: Tensor, v: Tensor, **attribute
     return torch.autograd.grad(torch_attention(*operands, **attributes), operands, y.detach())
 
 
-def torch_range_probabilities(q: Tensor, k: Tensor, first: Tensor, end: Tensor, scale: float) -> Tensor:
+def torch_seen(k: Tensor, first: Tensor, end: Tensor) -> Tensor:
     column = torch.arange(k.shape[2])
-    seen = ((column >= first[..., None]) & (column < end[..., None]))[:, None]
+    return ((column >= first[..., None]) & (column < end[..., None]))[:, None]
+
+
+def torch_range_probabilities(q: Tensor, k: Tensor, first: Tensor, end: Tensor, scale: float) -> Tensor:
+    seen = torch_seen(k, first, end)
     scores = torch_attention_scores(q, k, scale, 0).masked_fill(~seen, -torch.inf)
     return torch.where(seen, scores.softmax(-1), 0.0)
 
@@ -83,8 +87,7 @@ def torch_attention_ranges_saving(
     q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float, sums: str
 ) -> tuple[Tensor, Tensor]:
     assert sums == "f32"
-    column = torch.arange(k.shape[2])
-    seen = ((column >= first[..., None]) & (column < end[..., None]))[:, None]
+    seen = torch_seen(k, first, end)
     logsum = torch_attention_scores(q, k, scale, 0).masked_fill(~seen, -torch.inf).logsumexp(-1)
     return torch_attention_ranges(q, k, v, first, end, scale), logsum.clamp(min=-1e20).float()
 
@@ -112,8 +115,7 @@ def torch_attention_ranges_saved_grad(
     scale: float,
 ) -> tuple[Tensor, ...]:
     group = q.shape[1] // k.shape[1]
-    column = torch.arange(k.shape[2])
-    seen = ((column >= first[..., None]) & (column < end[..., None]))[:, None]
+    seen = torch_seen(k, first, end)
     scores = torch_attention_scores(q, k, scale, 0)
     p = torch.where(seen, (scores - logsum[..., None]).exp(), 0.0)
     dp = y @ v.repeat_interleave(group, 1).transpose(-1, -2)

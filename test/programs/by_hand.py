@@ -132,7 +132,10 @@ def _differences(run: Mapping[str, Any], loss: Loss, optimizer: Optimizer, dtype
 
 
 def _beyond(run: Mapping[str, Any], want: Any, theirs: list[float], dtype: str) -> list[str]:
-    """What of a run is further from `want` than tolerances or PyTorch's own distances, `theirs`, allow, a line each."""
+    """
+    List the tensors of a run, a line each, that lie further from `want` than the tolerance of their element type and
+    `AS_PYTORCH` times the distances of PyTorch's own run, `theirs`.
+    """
     wrong: list[str] = []
     for (what, got, right), other in zip(_pairs(run, want, ""), theirs, strict=True):
         off, length = float(np.linalg.norm(got - right)), float(np.linalg.norm(right))

@@ -336,12 +336,10 @@ class _Fold:
                 return Const(0.0)
             case Call("where", (Const(condition), yes, no)):
                 return yes if condition else no
-            case Call("and" | "or" as of, (Const(known), other) | (other, Const(known))) if not isinstance(
-                other, Const
-            ):
-                if bool(known) == (of == "or"):
-                    return Const(float(bool(known)))
-                return other if _is_condition(other) else expr
+            case Call("and", (Const(known), other) | (other, Const(known))) if _is_condition(other):
+                return other if known else Const(0.0)
+            case Call("or", (Const(known), other) | (other, Const(known))) if _is_condition(other):
+                return Const(1.0) if known else other
             case Call("identity", (argument,)):
                 return argument
             case Call(function, args) if all(isinstance(a, Const) for a in args):

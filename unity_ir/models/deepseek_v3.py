@@ -1,4 +1,4 @@
-"""DeepSeek-V3 (DeepSeek, 2024) without its MTP layer: latent attention, 256 experts in groups beside a shared one."""
+"""DeepSeek-V3 (DeepSeek, 2024): decoder with latent attention, 8 of 256 experts and a shared one; no MTP layer."""
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder

@@ -232,7 +232,7 @@ _RANGED = (
 @pytest.mark.parametrize(
     "line",
     [
-        # Half numbers, and weights that are not 0 where nothing is seen, beside some that are.
+        # The ends of ranges are floats; weights outside of ranges are not 0, in the only sum, or in one of two.
         f"a(q, k, v, f, l)  {_RANGED} out[i, d] = sum[t](z[i, t] * v[t, d])",
         f"b(q, k, v, f: int, l: int)  {_RANGED} out[i, d] = sum[t](p[i, t] * v[t, d])",
         "c(q, k, v, f: int, l: int, g)"
@@ -312,7 +312,7 @@ def test_a_factor_that_is_not_0_where_scores_are_hidden(runner: Any) -> None:
 @pytest.mark.parametrize("name", ["attention_ranges", "attention_ranges_saved_grad"])
 @pytest.mark.parametrize("heads", [2, 4])
 def test_tiles_that_nothing_sees_are_not_read(name: str, heads: int, runner: Any) -> None:
-    """Of two documents, the tiles of the first are not numbers; what is made of the second alone is."""
+    """Fill all tiles of the first of two documents with NaN: what is computed for the second one has none."""
     bound, operands = case(name, (1, heads, 2, 256, 256, 16, 16), {})
     values = dict(zip([p.name for p in bound.operands], operands, strict=True))
     at = np.arange(256)[None]

@@ -19,8 +19,9 @@ from unity_ir.rules.proof.forms import (
     as_poly,
 )
 from unity_ir.rules.proof.solver import Facts
+from unity_ir.tdl import functions
 
-CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
+CONDITIONS = (*functions.CONDITIONS, "as bool")
 """Functions whose values are 0 and 1."""
 
 NOT_NEGATIVE = ("exp", "sqrt", "abs", "relu", "philox", *CONDITIONS)
