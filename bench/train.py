@@ -1,13 +1,15 @@
 """
 Train on real data on 4 gloo ranks, and compare every step's loss with plain PyTorch.
 
-    python bench/train.py [digits] [gpt] [mixed] [recipe] [--steps 200] [--json FILE]
+    python bench/train.py [digits] [gpt] [mixed] [recipe] [mixture] [--steps 200] [--json FILE]
 
 digits: LeNet-5 of the zoo on scikit-learn's images of handwritten digits (8 x 8, every pixel as 4 x 4), SGD.
 gpt:    GPT-2 of the zoo, two layers, on the characters of Python's own documentation (`pydoc_data`), Adam.
 mixed:  the same in bf16 with weights in f32, AdamW; PyTorch in f32.
 recipe: gpt in 4 micro-batches, AdamW without decay of vectors, gradients clipped, warm-up and cosine; stopped half way,
         and gone on from its checkpoint. PyTorch takes the batch at once, without a stop.
+mixture: by the same recipe, a mixture of 8 experts that drop tokens, divided over the 4 ranks, with a balance loss, on
+        samples packed of documents, which are lines of that text; a rank is killed on the way.
 
 PyTorch's side is written by hand below. It starts from the weights that the program writes before its first step, and
 reads the same batches. Exits with code 1 if a loss differs from PyTorch's by a relative error above 1e-3 (mixed: 2e-2).
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
@@ -24,14 +27,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import torch
 from models import processor
+from restart import disturbed
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -42,6 +48,11 @@ RANKS = 4
 WITHIN = 1e-3
 WITHIN_BF16 = 2e-2
 GPT = {"batch": 16, "sequence": 32, "layers": 2, "hidden": 64, "heads": 4, "vocabulary": 96}
+MIXTURE = {
+    **{"batch": 16, "sequence": 64, "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 96},
+    **{"experts": 8, "chosen": 2, "capacity": 100, "balance": 100, "vocabulary": 96, "separator": 95},
+}
+"""Its separator is the end of a line."""
 Tensors = Mapping[str, Tensor]
 
 
@@ -74,6 +85,53 @@ def gpt(w: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy((norm("ln_f", x) @ w["wte.weight"].T).flatten(0, 1), labels.flatten())
 
 
+def mixture(w: Tensors, tokens: Tensor, labels: Tensor) -> Tensor:
+    """With a balance loss of 0.01 per layer. Experts take the first tokens of each sample, first choices first."""
+    heads, experts, chosen = MIXTURE["heads"], MIXTURE["experts"], MIXTURE["chosen"]
+    length = tokens.shape[1]
+    most = math.ceil(MIXTURE["capacity"] / 100 * length * chosen / experts)
+    ends = tokens == MIXTURE["separator"]
+    document = ends.cumsum(1) - ends.long()
+    seen = (document[:, :, None] == document[:, None]) & torch.ones(length, length, dtype=torch.bool).tril()
+    places = (seen.sum(-1) - 1).float()
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], 1e-5)
+
+    def turned(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        angles = places[:, None, :, None] * 1e6 ** (-torch.arange(half) / half)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+    x, balances = F.embedding(tokens, w["model.embed_tokens.weight"]), torch.zeros(())
+    for i in range(MIXTURE["layers"]):
+        name = f"model.layers.{i}"
+        h = norm(f"{name}.input_layernorm", x)
+        q, k, v = (
+            (h @ w[f"{name}.self_attn.{part}_proj.weight"]).unflatten(-1, (n, -1)).transpose(1, 2)
+            for part, n in (("q", heads), ("k", MIXTURE["kv_heads"]), ("v", MIXTURE["kv_heads"]))
+        )
+        mixed = F.scaled_dot_product_attention(turned(q), turned(k), v, seen[:, None], enable_gqa=True)
+        x = x + mixed.transpose(1, 2).flatten(2) @ w[f"{name}.self_attn.o_proj.weight"]
+        h = norm(f"{name}.post_attention_layernorm", x)
+        name = f"{name}.block_sparse_moe"
+        gates = (h @ w[f"{name}.gate.weight"]).softmax(-1)
+        values, picked = gates.topk(chosen)
+        each = F.one_hot(picked, experts)
+        before = each.transpose(1, 2).flatten(1, 2).cumsum(1).unflatten(1, (chosen, length)).transpose(1, 2) - each
+        kept = (before * each).sum(-1) < most
+        shares = torch.where(kept, values / values.sum(-1, keepdim=True), 0.0)
+        shares = (shares[..., None] * each).sum(2)
+        for e in range(experts):
+            w1, w2, w3 = (w[f"{name}.experts.w{n}.weight"][e] for n in (1, 2, 3))
+            x = x + shares[..., e, None] * ((F.silu(h @ w1) * (h @ w3)) @ w2)
+        parts = each.sum((1, 2)) * experts / (chosen * length)
+        balances = balances + (parts * gates.mean(1)).sum(-1).mean()
+    logits = norm("model.norm", x) @ w["lm_head.weight"]
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + MIXTURE["balance"] * 1e-4 * balances
+
+
 # --- data
 
 
@@ -85,14 +143,17 @@ def digits_data() -> dict[str, Any]:
     return {"x": images.astype(np.float32), "labels": found.target.astype(np.int64)}
 
 
-def gpt_data() -> dict[str, Any]:
-    """Return rows of text, and the same shifted by one character; characters that are not plain ASCII become spaces."""
+def text_data(length: int) -> dict[str, Any]:
+    """
+    Return rows of `length` characters of text, and the same shifted by one; characters that are not plain ASCII become
+    spaces.
+    """
     from pydoc_data.topics import topics
 
     text = "".join(topics[name] for name in sorted(topics))[:400_000]
     codes = np.array([ord(c) - 32 if " " <= c <= "~" else 95 if c == "\n" else 0 for c in text], dtype=np.int64)
-    rows = (len(codes) - 1) // GPT["sequence"]
-    end = rows * GPT["sequence"]
+    rows = (len(codes) - 1) // length
+    end = rows * length
     return {"tokens": codes[:end].reshape(rows, -1), "labels": codes[1 : end + 1].reshape(rows, -1)}
 
 
@@ -108,16 +169,36 @@ class Case:
     within: float = WITHIN
     recipe: str = ""
     """More of the target's options: clipping and groups of weights, with a schedule of the learning rate."""
+    plan: str = "data-parallel"
+    """The strategy, as `--search` takes it."""
+    is_killed: bool = False
+    """Whether a rank is killed, and all begin again from their last checkpoint; else the run is stopped half way."""
 
 
 GPT2 = "gpt2," + ",".join(f"{k}={v}" for k, v in GPT.items())
 CASES = {
     "digits": Case("lenet,batch=64,image=32", "sgd", 0.1, lenet, digits_data),
-    "gpt": Case(GPT2, "adam", 0.001, gpt, gpt_data),
-    "mixed": Case(GPT2, "adamw", 0.001, gpt, gpt_data, ("--mixed-precision=bf16",), f"pcie:{RANKS}", WITHIN_BF16),
+    "gpt": Case(GPT2, "adam", 0.001, gpt, partial(text_data, GPT["sequence"])),
+    "mixed": Case(
+        GPT2,
+        "adamw",
+        0.001,
+        gpt,
+        partial(text_data, GPT["sequence"]),
+        ("--mixed-precision=bf16",),
+        f"pcie:{RANKS}",
+        WITHIN_BF16,
+    ),
 }
-CASES["recipe"] = Case(
-    GPT2, "adamw", 0.003, gpt, gpt_data, ("--micro-batches=4",), recipe='clip=1 groups="@vectors weight_decay=0"'
+RECIPE = 'clip=1 groups="@vectors weight_decay=0"'
+CASES["recipe"] = replace(CASES["gpt"], optimizer="adamw", lr=0.003, options=("--micro-batches=4",), recipe=RECIPE)
+CASES["mixture"] = replace(
+    CASES["recipe"],
+    model="moe,dispatch=sparse," + ",".join(f"{k}={v}" for k, v in MIXTURE.items()),
+    plain=mixture,
+    data=partial(text_data, MIXTURE["sequence"]),
+    plan="degrees,ep=4,zero=2",
+    is_killed=True,
 )
 WARMUP = 20
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -170,21 +251,27 @@ def plain_losses(case: Case, path: Path, weights: Path, data: Path, steps: int) 
 
 
 def program_losses(case: Case, path: Path, data: Path, steps: int) -> list[float]:
-    """Return the program's losses; with a recipe, of a run that was stopped half way."""
+    """Return the program's losses; with a recipe, of a run that was stopped half way, or killed."""
     options = ["--data", str(data), "--steps", str(steps)]
     if not case.recipe:
         text = torchrun(path, *options)
     else:
         options += ["--schedule", "cosine", "--warmup", str(WARMUP), "--schedule-steps", str(steps)]
         saved = str(path.with_suffix(""))
+        if case.is_killed:
+            killed, losses = disturbed(path, RANKS, steps, 1, Random(0), *options, "--save", saved, "--save-every", "9")
+            if killed != 1:
+                raise SystemExit("no rank was killed")
+            return list(map(float, losses))
         text = torchrun(path, *options, "--steps", str(steps // 2), "--save", saved)
         text += torchrun(path, *options, "--load", saved)
     return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)", text, re.M)]
 
 
-def run(name: str, steps: int, folder: Path, search: str = "data-parallel") -> dict[str, Any]:
-    """Return both losses of every step, and their largest relative difference."""
+def run(name: str, steps: int, folder: Path, search: str | None = None) -> dict[str, Any]:
+    """Return both losses of every step, and their largest relative difference; `search` in place of the case's plan."""
     case = CASES[name]
+    search = search or case.plan
     path, data, weights = folder / f"{name}.py", folder / f"{name}.npz", folder / f"{name}.safetensors"
     target = f"triton{{kernels=torch optimizer={case.optimizer} lr={case.lr} {case.recipe}}}"
     emit = [str(BIN / "unity-opt"), f"--model={case.model}", f"--search={search}", f"--machine={case.machine}"]
@@ -217,7 +304,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Losses of real training beside PyTorch's.")
     parser.add_argument("cases", nargs="*", default=list(CASES))
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--search", default="data-parallel")
+    parser.add_argument("--search")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -27,6 +27,28 @@ and positions count from the beginning of each. FLOPs are those of whole samples
 |---|---|---|---:|---:|
 """
 
+TAIL = """
+## Mixtures of experts
+
+`moe`, `qwen3_moe` and `deepseek_v3` send each token to the experts that its router chooses. Three keys say how:
+
+- `capacity=125`: an expert takes at most 125 per cent of an even share of every group's tokens, rounded up; what it is
+  sent beyond that is dropped, second choices before first ones, and later tokens before earlier ones (GShard, Switch).
+  By default, 0, nothing is dropped.
+- `group=4096`: the tokens of a group. By default, 0, a group is a sample.
+- `balance=100`: the weight of each layer's balance loss in ten-thousandths, here 0.01. The loss is the mean over groups
+  of a sum over experts: the part of the choices that are of an expert, as a multiple of an even share, times the mean
+  of its gate (Switch; DeepSeek-V3's loss of each sequence).
+
+With a capacity, tokens of a group are put into slots of their experts (`to_slots`), a tensor like any other: it is
+divided by groups where tokens are, and by slots where experts are. Between the two, devices exchange tokens
+(all-to-all). That is expert parallelism; the search finds it, with any division of groups, experts, hidden sizes and
+stages, and `--degrees=ep=8` makes it by hand. Capacities are those of whole groups, so no plan changes what is
+computed: where the tokens of a group are divided, their choices are gathered to be counted.
+
+Without a capacity, each device computes its experts' part of all tokens, and the parts are added up: more is moved.
+"""
+
 
 def row(name: str) -> str:
     module = import_module(f"unity_ir.models.{name}")
@@ -44,7 +66,7 @@ def row(name: str) -> str:
 
 
 def table() -> str:
-    return HEAD + "\n".join(map(row, names())) + "\n"
+    return HEAD + "\n".join(map(row, names())) + "\n" + TAIL
 
 
 if __name__ == "__main__":

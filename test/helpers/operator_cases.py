@@ -253,6 +253,36 @@ def routed(draw: st.DrawFn, weight: str) -> Case:
 
 
 @st.composite
+def slots(draw: st.DrawFn, operands: str) -> Case:
+    """
+    Of groups of tokens, each of which has some slots: tokens or their gradient (`x`), slots (`y`), or for each choice
+    of a token a number below 9 (`i`), or its share (`s`).
+    """
+    g, t, k, h, v = (draw(SIZES) for _ in range(5))
+    shapes = {"x": (g, t, h), "y": (v, g, h), "i": (g, k, t), "s": (g, k, t)}
+    attributes: dict[str, AttrValue] = {}
+    if operands in ("ii", "si"):
+        attributes = {"capacity": draw(st.integers(1, 4))}
+    elif operands == "xis":
+        attributes = {"size": v, "degrees": (1,)}
+    return Case(tuple(shapes[o] for o in operands), attributes, 9 if set(operands) <= set("is") else v)
+
+
+@st.composite
+def queue(draw: st.DrawFn) -> Case:
+    return Case(((*draw(st.lists(SIZES, max_size=2)), draw(st.integers(1, 12))),), {}, 3)
+
+
+@st.composite
+def expert_matmul(draw: st.DrawFn, left: str, right: str) -> Case:
+    """Rows of several dims, or none, of each expert, with the dims `r` in the place of these."""
+    rows = tuple(draw(st.lists(SIZES, max_size=2)))
+    sizes = {d: draw(SIZES) for d in "ekn"}
+    shapes = (tuple(s for d in dims for s in (rows if d == "r" else (sizes[d],))) for dims in (left, right))
+    return Case(tuple(shapes), {})
+
+
+@st.composite
 def reduction(draw: st.DrawFn, operands: str = "x", sizes: str = "") -> Case:
     """Operands of a shape (`x`), of it without the dims that are reduced (`y`); `sizes` names attributes of those."""
     shape = draw(SHAPES)
@@ -528,6 +558,15 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "routed_matmul": routed("kn"),
     "routed_matmul_nt": routed("nk"),
     "routed_matmul_tn": routed(""),
+    "expert_matmul": expert_matmul("erk", "ekn"),
+    "expert_matmul_nt": expert_matmul("ern", "ekn"),
+    "expert_matmul_tn": expert_matmul("erk", "ern"),
+    "from_slots": slots("yis"),
+    "in_slots": slots("si"),
+    "queue": queue(),
+    "slot": slots("ii"),
+    "slot_shares": slots("xyi"),
+    "to_slots": slots("xis"),
     "rsqrt": positive(same(1)),
     "rsqrt_grad": positive(same(2)),
     "scale": scale(),

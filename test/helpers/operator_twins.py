@@ -181,6 +181,30 @@ def torch_routed_matmul_tn(x: Tensor, y: Tensor, e: Tensor, size: int, degrees: 
     return zeros.index_add(0, e.reshape(-1), (x[..., :, None] * y[..., None, :]).reshape(-1, *zeros.shape[1:]))
 
 
+def torch_queue(e: Tensor) -> Tensor:
+    """One element after the other."""
+    flat = e.reshape(-1, e.shape[-1]).tolist()
+    return torch.tensor([[row[:i].count(value) for i, value in enumerate(row)] for row in flat]).reshape(e.shape)
+
+
+def torch_to_slots(x: Tensor, at: Tensor, s: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
+    """One group after the other."""
+    del degrees
+    out = torch.zeros(size, x.shape[0], x.shape[2], dtype=x.dtype)
+    for g in range(x.shape[0]):
+        each = s[g, :, :, None] * x[g]
+        out[:, g] = out[:, g].index_add(0, at[g].flatten(), each.flatten(0, 1))
+    return out
+
+
+def torch_from_slots(y: Tensor, at: Tensor, s: Tensor) -> Tensor:
+    return torch.stack([(s[g, :, :, None] * y[at[g], g]).sum(0) for g in range(len(at))])
+
+
+def torch_slot_shares(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
+    return torch.stack([(x[g] * y[at[g], g]).sum(-1) for g in range(len(at))])
+
+
 def torch_rotary(x: Tensor, base: float, direction: float) -> Tensor:
     """As transformers' Llama applies it."""
     half = x.shape[-1] // 2
@@ -517,6 +541,17 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "routed_matmul": torch_routed_matmul,
     "routed_matmul_nt": lambda x, w, e: torch_routed_matmul(x, w.transpose(1, 2), e),
     "routed_matmul_tn": torch_routed_matmul_tn,
+    "expert_matmul": lambda x, w: torch.einsum("e...k,ekn->e...n", x, w),
+    "expert_matmul_nt": lambda x, w: torch.einsum("e...n,ekn->e...k", x, w),
+    "expert_matmul_tn": lambda x, y: torch.einsum(
+        "erk,ern->ekn", *(z.reshape(len(z), -1, z.shape[-1]) for z in (x, y))
+    ),
+    "from_slots": torch_from_slots,
+    "in_slots": lambda s, n, capacity: torch.where(n < capacity, s, 0.0),
+    "queue": torch_queue,
+    "slot": lambda e, n, capacity: e * capacity + n.clamp(max=capacity - 1),
+    "slot_shares": torch_slot_shares,
+    "to_slots": torch_to_slots,
     "rsqrt": torch.rsqrt,
     "rsqrt_grad": of_result(lambda y: y**-2, torch.rsqrt),
     "scale": lambda x, by: by * x,

@@ -97,6 +97,9 @@ SAMPLE = [
     ("xdl", "zb-v,2,2", "data-parallel/4", 2),
     (VARIANTS[1], "interleaved,2,2", "data-parallel/4", 2),
     (VARIANTS[2], "1f1b,2", "random-1/4", 4),
+    (VARIANTS[3], "zb-v,2,2", "fsdp/4i", 4),
+    (VARIANTS[4], "1f1b,2", "data-parallel/4", 2),
+    (VARIANTS[5], "1f1b,2", "data-parallel/4", 4),
 ]
 
 

@@ -84,8 +84,11 @@ def beyond() -> list[Case]:
     found += [Case("moe,dispatch=sparse", "experts", world) for world in WORLDS]
     found += [Case("moe,dispatch=sparse", "experts", 4, "adamw", "mixed")]
     found += [Case(model, "experts", 4) for model in ("deepseek_v3", "qwen3_moe")]
-    found += [Case(model, "queries", world) for model in ("llama3_8b", *VARIANTS[1:]) for world in WORLDS]
+    found += [Case(model, "queries", world) for model in ("llama3_8b", *VARIANTS[1:3]) for world in WORLDS]
     found += [Case(VARIANTS[2], "queries", 2, "sgd", "f32", "triton"), Case(VARIANTS[2], "degrees,tp=2,sp=true", 4)]
+    exchanging = ("degrees,ep=2,zero=2", "degrees,ep=4,zero=3/2i", "degrees,tp=2,ep=2")
+    found += [Case(model, plan, 4) for model in VARIANTS[3:] for plan in exchanging]
+    found += [Case(VARIANTS[3], "degrees,ep=8", 8), Case(VARIANTS[3], "degrees,ep=4", 4, "adamw", "mixed")]
     for model in ("bert_large", "candle_uno", "dlrm", "gpt2", "llama3_8b", "mlp", "moe", "rnnlm", "xdl", *VARIANTS):
         found += [Case(model, "random-6", 4, "sgd", "f32", "triton"), Case(model, "joint", 2, "sgd", "f32", "triton")]
     return found
@@ -112,6 +115,10 @@ SAMPLE = [
     Case(VARIANTS[1], "joint", 2),
     Case(VARIANTS[2], "queries", 4),
     Case(VARIANTS[2], "joint", 2, "sgd", "f32", "triton"),
+    Case(VARIANTS[3], "degrees,ep=4,zero=3/2i", 4),
+    Case(VARIANTS[3], "random-6", 4, "sgd", "f32", "triton"),
+    Case(VARIANTS[4], "joint", 4),
+    Case(VARIANTS[5], "degrees,ep=2,zero=2", 4),
     Case("lstm_stack", "random-3", 4, "sgd"),
     Case("mlp", "random-5", 4, "sgd", "bf16"),
     Case("moe", "recompute-4", 4),

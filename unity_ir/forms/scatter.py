@@ -17,17 +17,25 @@ Most places per integer for which a scatter-add into a tensor is matched: its ke
 which copies it, and the kernel without a tensor one for every integer only.
 """
 
+FEWEST_POSITIONS = 32
+"""
+Fewest integers of a group for which many scatter-adds, one for each group, are matched: where there are fewer, a
+program for each place looks at all of them, which costs less than to sort them.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
     """
-    A scatter-add: `out[v, e] = sum[b](where(eq(v, at[b]), body[b, e], 0)) + total[v, e]`; `pick` has the variable `v`,
-    `at` and the body.
+    A scatter-add: `out[v, e] = sum[b](where(eq(v, at[b]), body[b, e], 0)) + total[v, e]`, or many of them, `out[v, g,
+    e] = sum[b](where(eq(v, at[g, b]), body[g, b, e], 0))`; `pick` has the variable `v`, `at` and the body.
     """
 
     pick: Pick
     positions: tuple[str, ...]
     """The summed variables `b`, in the order of the integers' dims."""
+    kept: tuple[str, ...]
+    """The variables of the integers' first dims that are not summed: there is a sum for each position along them."""
     total: Access | None = None
     """The read of what the sum is added to; None if it is added to nothing."""
 
@@ -37,9 +45,10 @@ def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     Match a result of a bound TDL line as a scatter-add, such as an embedding's gradient: each element is added at the
     position that an integer operand gives for it. Return its parts, or None for anything else.
 
-    The sum must be over all dims of the integers. A tensor of the result's shape may be added to it; such a result is
-    matched only if the dim that the integers index has at most `MOST_PLACES` positions for each integer. `extents` maps
-    each index variable to its number of positions; variables with one position are ignored.
+    The sum must be over all dims of the integers, or over the last. To a sum over all, a tensor of the result's shape
+    may be added; such a result is matched only if the dim that the integers index has at most `MOST_PLACES` positions
+    for each integer. `extents` maps each index variable to its number of positions; variables with one position are
+    ignored.
     """
     expr, total = result.expr, None
     match expr:
@@ -54,12 +63,15 @@ def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
         return None
     if any(isinstance(i, Segments) for i in found.at.indices):
         return None
-    positions = tuple(n for i in found.at.indices for n in index_names(i) if extents[n] > 1)
-    summed = [n for n in expr.names if extents[n] > 1]
+    read = tuple(n for i in found.at.indices for n in index_names(i) if extents[n] > 1)
+    summed = {n for n in expr.names if extents[n] > 1}
     places = [n for i in result.indices for n in index_names(i)]
-    if sorted(positions) != sorted(summed) or found.variable not in places:
+    kept, positions = read[: len(read) - len(summed)], read[len(read) - len(summed) :]
+    if set(positions) != summed or found.variable not in places:
         return None
-    count = prod(extents[n] for n in positions)
+    if kept and (total is not None or prod(extents[n] for n in positions) < FEWEST_POSITIONS):
+        return None
+    count = prod(extents[n] for n in read)
     if total is not None and extents[found.variable] > MOST_PLACES * count:
         return None
-    return Scatter(found, positions, total)
+    return Scatter(found, positions, kept, total)

@@ -2,7 +2,7 @@
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
-from unity_ir.models.experts import chosen_experts, scaled_to_one
+from unity_ir.models.experts import Capacity, balance_loss, chosen_experts, scaled_to_one, with_balance
 from unity_ir.pcg.graph import Graph, Value
 
 
@@ -25,6 +25,9 @@ def build(
     chosen_groups: int = 4,
     vocabulary: int = 129280,
     separator: int = -1,
+    capacity: int = 0,
+    group: int = 0,
+    balance: int = 0,
 ) -> Graph:
     """
     Build DeepSeek-V3, by default of 671B parameters, up to its cross-entropy loss; weights have the published
@@ -38,11 +41,17 @@ def build(
     The first `dense_layers` have an MLP of width `dense_intermediate`. In the others a token goes to the `chosen` of
     `experts` experts of largest score (a sigmoid, plus a bias that no gradient trains and that balances their loads),
     of the `chosen_groups` of `groups` whose two largest scores sum to most (node-limited routing). Its shares are the
-    scores without the bias, scaled to sum to 2.5. Experts have width `intermediate`; a shared one is added. No token is
-    dropped. With a `separator`, samples are packed of documents, each of which ends with this token.
+    scores without the bias, scaled to sum to 2.5. Experts have width `intermediate`; a shared one is added. With a
+    `separator`, samples are packed of documents, each of which ends with this token.
 
-    Raises `UnityError` where groups do not divide the experts, or have too few.
+    With a `capacity`, each expert takes this many per cent of an even share of every `group` of tokens (0: of a
+    sample's tokens), and no more; without, no token is dropped. `balance` is the weight of the balance loss of each
+    layer, in ten-thousandths (the published one is 1).
+
+    Raises `UnityError` where `groups` do not divide the experts, or have too few, and for a `group` that does not
+    divide the tokens.
     """
+    limit = Capacity.of("deepseek_v3", capacity, group, balance, batch, sequence)
     if experts % groups or experts < 2 * groups or chosen_groups > groups:
         raise UnityError(
             f"--model: deepseek_v3: {experts} experts are not {groups} equal groups of 2 or more, of which"
@@ -57,6 +66,7 @@ def build(
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
     documents = b.documents(tokens, separator, vocabulary)
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
+    balances: list[Value] = []
     for i in range(layers):
         name = f"model.layers.{i}"
         h = _norm(b, x, f"{name}.input_layernorm")
@@ -67,12 +77,17 @@ def build(
             x = b.op("add", x, b.gated_mlp(h, f"{name}.mlp", dense_intermediate))
             continue
         h = b.op("reshape", h, shape=(batch * sequence, hidden))
-        indices, shares = _routed(b, h, f"{name}.mlp.gate", experts, chosen, groups, chosen_groups)
-        each = chosen_experts(b, h, indices, shares, f"{name}.mlp.experts", experts, intermediate)
+        scores, indices = _routed(b, h, f"{name}.mlp.gate", experts, chosen, groups, chosen_groups)
+        if balance:
+            gates = scaled_to_one(b, scores)
+            balances.append(balance_loss(b, gates, indices, batch * sequence // (group or sequence)))
+        shares = b.op("scale", scaled_to_one(b, b.op("gather", scores, indices, dim=1)), by=2.5)
+        each = chosen_experts(b, h, indices, shares, f"{name}.mlp.experts", experts, intermediate, limit)
         h = b.op("add", each, b.gated_mlp(h, f"{name}.mlp.shared_experts", intermediate))
         x = b.op("add", x, b.op("reshape", h, shape=x.shape))
     x = _norm(b, x, "model.norm")
-    return b.graph(b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels))
+    loss = b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels)
+    return b.graph(with_balance(b, loss, balances, balance))
 
 
 def _norm(b: Builder, x: Value, name: str) -> Value:
@@ -111,7 +126,7 @@ def _attention(
 def _routed(
     b: Builder, x: Value, name: str, experts: int, chosen: int, groups: int, chosen_groups: int
 ) -> tuple[Value, Value]:
-    """Return the experts that each token goes to, and their shares, [tokens, chosen] both."""
+    """Return each token's scores [tokens, experts] and the experts that it goes to [tokens, chosen]."""
     tokens = x.shape[0]
     scores = b.op("sigmoid", b.linear(x, name, experts, bias=False))
     biased = b.op("add", scores, b.weight(f"{name}.e_score_correction_bias", experts))
@@ -123,5 +138,4 @@ def _routed(
     seen = b.op("reshape", b.op("gt", counts, b.full(0.0, 1)), shape=(tokens, groups, 1))
     left = b.op("reshape", b.op("select", seen, biased, b.full(-1e30, 1)), shape=(tokens, experts))
     _, indices = b.results("topk", left, k=chosen)
-    shares = scaled_to_one(b, b.op("gather", scores, indices, dim=1))
-    return indices, b.op("scale", shares, by=2.5)
+    return scores, indices

@@ -2,8 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
 from unity_ir.pcg.graph import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """
+    The number of tokens that an expert takes of a group, which is `percent` per cent of an even share, rounded up;
+    `group` are the tokens of a group. What an expert is sent beyond that is dropped.
+    """
+
+    percent: int
+    group: int
+
+    @staticmethod
+    def of(model: str, capacity: int, group: int, balance: int, batch: int, sequence: int) -> Capacity | None:
+        """
+        Return what a model's keys `capacity`, in per cent, and `group` ask for, at this batch and sequence; None for a
+        capacity of 0, which means that nothing is dropped. With `group` 0, a group is a sample.
+
+        Raises `UnityError` for a group that does not divide the tokens, and for one that neither the capacity nor the
+        `balance` loss uses.
+        """
+        if group and not capacity and not balance:
+            raise UnityError(f"--model: {model}: group is {group}, but there is no capacity and no balance to use it")
+        group = group or sequence
+        if batch * sequence % group:
+            raise UnityError(f"--model: {model}: group is {group}; it must divide the {batch * sequence} tokens")
+        return Capacity(capacity, group) if capacity else None
+
+    def slots(self, chosen: int, experts: int) -> int:
+        """Return how many tokens of a group each of `experts` experts takes where each token goes to `chosen`."""
+        return -(-self.percent * self.group * chosen // (100 * experts))
 
 
 def chosen_shares(b: Builder, gates: Value, chosen: int) -> tuple[Value, Value]:
@@ -29,25 +63,69 @@ def chosen_experts(
     name: str,
     experts: int,
     intermediate: int,
+    capacity: Capacity | None,
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> Value:
     """
     Return the sum of experts' results, each times its share, [tokens, hidden], for tokens `x` [tokens, hidden]: of the
-    experts `indices` [tokens, chosen] with `shares` [tokens, chosen]. Each token is computed by its experts only, and
-    none is dropped.
+    experts `indices` [tokens, chosen] with `shares` [tokens, chosen]. Each token is computed by its experts only;
+    without a `capacity` none is dropped.
 
     The weights of all `experts` are stacked, `{name}.{part}.weight`, for the names of the gate's, the other input's and
     the output's product, `parts`; `intermediate` is the width of an expert.
     """
     tokens, hidden = x.shape
     chosen = indices.shape[1]
-    each = b.op("expand", x, dim=1, sizes=(chosen,), degrees=(1,))
 
-    def product(x: Value, part: str, size: int) -> Value:
-        weight = b.weight(f"{name}.{part}.weight", experts, x.shape[-1], size)
-        return b.op("routed_matmul", x, weight, indices)
+    def gated(x: Value, operator: str, *routes: Value) -> Value:
+        """Return the experts' gated MLPs of `x` [.., hidden], which `operator` multiplies by a stack of weights."""
 
-    gate, up, down = parts
-    h = b.op("mul", b.op("silu", product(each, gate, intermediate)), product(each, up, intermediate))
-    h = b.op("mul", product(h, down, hidden), b.op("reshape", shares, shape=(tokens, chosen, 1)))
-    return b.op("reduce_sum", h, dim=1)
+        def product(x: Value, part: str, size: int) -> Value:
+            return b.op(operator, x, b.weight(f"{name}.{part}.weight", experts, x.shape[-1], size), *routes)
+
+        gate, up, down = parts
+        h = b.op("mul", b.op("silu", product(x, gate, intermediate)), product(x, up, intermediate))
+        return product(h, down, hidden)
+
+    if capacity is None:
+        each = gated(b.op("expand", x, dim=1, sizes=(chosen,), degrees=(1,)), "routed_matmul", indices)
+        return b.op("reduce_sum", b.op("mul", each, b.op("reshape", shares, shape=(tokens, chosen, 1))), dim=1)
+    groups, slots = tokens // capacity.group, capacity.slots(chosen, experts)
+    x = b.op("reshape", x, shape=(groups, capacity.group, hidden))
+    indices, shares = (b.op("reshape", v, shape=(groups, capacity.group, chosen)) for v in (indices, shares))
+    # All first choices of a group are before the second ones.
+    indices, shares = (b.op("transpose", v, perm=(0, 2, 1)) for v in (indices, shares))
+    each = (groups, chosen * capacity.group)
+    number = b.op("reshape", b.op("queue", b.op("reshape", indices, shape=each)), shape=indices.shape)
+    at = b.op("slot", indices, number, capacity=slots)
+    once = b.op("in_slots", b.full(1.0, *shares.shape), number, capacity=slots)
+    h = b.op("to_slots", x, at, once, size=experts * slots, degrees=(1,))
+    h = gated(b.op("reshape", h, shape=(experts, slots, groups, hidden)), "expert_matmul")
+    h = b.op("reshape", h, shape=(experts * slots, groups, hidden))
+    h = b.op("from_slots", h, at, b.op("in_slots", shares, number, capacity=slots))
+    return b.op("reshape", h, shape=(tokens, hidden))
+
+
+def balance_loss(b: Builder, gates: Value, indices: Value, groups: int) -> Value:
+    """
+    Return a scalar that is 1 where the tokens of each of `groups` groups are spread evenly over the experts, and larger
+    where they are not: the mean over groups of `sum[e](f[e] * p[e])`, for the share `f` of the choices `indices`
+    [tokens, chosen] that are of expert e, times the number of experts, and the mean `p` of its `gates` [tokens,
+    experts], which sum to 1 for each token (Fedus 2021, section 2.2; DeepSeek-V3, section 2.1.2, for each sequence).
+
+    Gradients flow through the gates alone. As it is a mean over groups, groups can be divided, also in time.
+    """
+    (tokens, experts), chosen = gates.shape, indices.shape[1]
+    shape = groups, tokens // groups, experts
+    counts = b.op("scatter_add", b.full(0.0, tokens, experts), indices, b.full(1.0, tokens, chosen), dim=1)
+    counts = b.op("reduce_sum", b.op("reshape", counts, shape=shape), dim=1)
+    means = b.op("reduce_mean", b.op("reshape", gates, shape=shape), dim=1)
+    loss = b.op("reduce_mean", b.op("reduce_sum", b.op("mul", counts, means), dim=1), dim=0)
+    return b.op("scale", loss, by=experts / (shape[1] * chosen))
+
+
+def with_balance(b: Builder, loss: Value, balances: list[Value], weight: int) -> Value:
+    """Return a loss plus `weight` ten-thousandths of each of the balance losses of a model's layers."""
+    for each in balances:
+        loss = b.op("add", loss, b.op("scale", each, by=weight * 1e-4))
+    return loss

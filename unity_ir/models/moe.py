@@ -2,7 +2,7 @@
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
-from unity_ir.models.experts import chosen_experts, chosen_shares
+from unity_ir.models.experts import Capacity, balance_loss, chosen_experts, chosen_shares, with_balance
 from unity_ir.pcg.graph import Graph, Value
 
 
@@ -19,6 +19,9 @@ def build(
     vocabulary: int = 32000,
     separator: int = -1,
     dispatch: str = "dense",
+    capacity: int = 0,
+    group: int = 0,
+    balance: int = 0,
 ) -> Graph:
     """
     Build a mixture-of-experts decoder up to its cross-entropy loss; each token goes to the `chosen` of `experts`
@@ -32,16 +35,23 @@ def build(
     can be sharded (expert parallelism), no token is dropped, and weights are the same. With a `separator`, samples are
     packed of documents, each of which ends with this token: attention stays within them.
 
-    Raises `UnityError` for another dispatch.
+    With a `capacity`, which is for sparse dispatch, each expert takes this many per cent of an even share of every
+    `group` of tokens (0: of a sample's tokens), and no more: others are dropped. Devices that divide the experts then
+    exchange tokens (all-to-all). `balance` is the weight of the balance loss of each layer, in ten-thousandths.
+
+    Raises `UnityError` for another dispatch, and for a group that does not divide the tokens.
     """
-    experts_of = {"dense": _experts, "sparse": _chosen_experts}.get(dispatch)
-    if experts_of is None:
+    if dispatch not in ("dense", "sparse"):
         raise UnityError(f"--model: moe: dispatch is {dispatch!a}; it must be dense or sparse")
+    if capacity and dispatch == "dense":
+        raise UnityError("--model: moe: a capacity needs dispatch=sparse; with dense, experts compute every token")
+    limit = Capacity.of("moe", capacity, group, balance, batch, sequence)
     b = Builder("moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
     documents = b.documents(tokens, separator, vocabulary)
     kv = hidden // heads * kv_heads
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
+    balances: list[Value] = []
     for i in range(layers):
         name = f"model.layers.{i}"
         h = b.op("rms_norm", x, b.weight(f"{name}.input_layernorm.weight", hidden))
@@ -51,37 +61,32 @@ def build(
         x = b.op("add", x, b.linear(h, f"{name}.self_attn.o_proj", hidden, bias=False))
         h = b.op("rms_norm", x, b.weight(f"{name}.post_attention_layernorm.weight", hidden))
         h = b.op("reshape", h, shape=(batch * sequence, hidden))
-        h = experts_of(b, h, f"{name}.block_sparse_moe", experts, chosen, intermediate)
+        name = f"{name}.block_sparse_moe"
+        gates = b.op("softmax", b.linear(h, f"{name}.gate", experts, bias=False))
+        indices, shares = chosen_shares(b, gates, chosen)
+        if balance:
+            balances.append(balance_loss(b, gates, indices, batch * sequence // (group or sequence)))
+        if dispatch == "dense":
+            h = _experts(b, h, indices, shares, f"{name}.experts", experts, intermediate)
+        else:
+            parts = "w1", "w3", "w2"
+            h = chosen_experts(b, h, indices, shares, f"{name}.experts", experts, intermediate, limit, parts)
         x = b.op("add", x, b.op("reshape", h, shape=x.shape))
     x = b.op("rms_norm", x, b.weight("model.norm.weight", hidden))
-    return b.graph(b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels))
+    loss = b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels)
+    return b.graph(with_balance(b, loss, balances, balance))
 
 
-def _route(b: Builder, x: Value, name: str, experts: int, chosen: int) -> tuple[Value, Value]:
-    """Return the experts that each token goes to, and the weight of each, [tokens, chosen] both."""
-    return chosen_shares(b, b.op("softmax", b.linear(x, f"{name}.gate", experts, bias=False)), chosen)
-
-
-def _experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
-    """
-    Return the weighted sum of the experts' results for tokens [tokens, hidden], with every
-    expert computing every token.
-    """
+def _experts(b: Builder, x: Value, indices: Value, shares: Value, name: str, experts: int, intermediate: int) -> Value:
+    """Return what `chosen_experts` does without a capacity, with every expert computing every token."""
     tokens, hidden = x.shape
-    indices, shares = _route(b, x, name, experts, chosen)
     weights = b.op("scatter_add", b.full(0.0, tokens, experts), indices, shares, dim=1)
     weights = b.op("transpose", weights, perm=(1, 0))
     each = b.op("expand", x, dim=0, sizes=(experts,), degrees=(1,))
 
     def product(x: Value, part: str, size: int) -> Value:
-        return b.op("batch_matmul", x, b.weight(f"{name}.experts.{part}.weight", experts, x.shape[-1], size))
+        return b.op("batch_matmul", x, b.weight(f"{name}.{part}.weight", experts, x.shape[-1], size))
 
     h = b.op("mul", b.op("silu", product(each, "w1", intermediate)), product(each, "w3", intermediate))
     h = b.op("mul", product(h, "w2", hidden), b.op("reshape", weights, shape=(experts, tokens, 1)))
     return b.op("reduce_sum", h, dim=0)
-
-
-def _chosen_experts(b: Builder, x: Value, name: str, experts: int, chosen: int, intermediate: int) -> Value:
-    """Return what `_experts` does, with each token computed by its experts only."""
-    indices, shares = _route(b, x, name, experts, chosen)
-    return chosen_experts(b, x, indices, shares, f"{name}.experts", experts, intermediate, ("w1", "w3", "w2"))

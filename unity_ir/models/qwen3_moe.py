@@ -1,8 +1,8 @@
 """Qwen3-30B-A3B (Qwen, 2025): decoder of 128 small experts, 8 per token, with norms of queries and keys."""
 
 from unity_ir.models.builder import Builder
-from unity_ir.models.experts import chosen_experts, chosen_shares
-from unity_ir.pcg.graph import Graph
+from unity_ir.models.experts import Capacity, balance_loss, chosen_experts, chosen_shares, with_balance
+from unity_ir.pcg.graph import Graph, Value
 
 
 def build(
@@ -18,20 +18,31 @@ def build(
     chosen: int = 8,
     vocabulary: int = 151936,
     separator: int = -1,
+    capacity: int = 0,
+    group: int = 0,
+    balance: int = 0,
 ) -> Graph:
     """
     Build Qwen3's mixture of experts, by default the one of 30B parameters, up to its cross-entropy loss; weights have
     the published checkpoint's names, those of a layer's experts stacked. Each token goes to the `chosen` of `experts`
-    experts of largest gate, whose gates are scaled to sum to 1; none is dropped. Inputs are ids [batch, sequence]:
-    `tokens`, and `labels`, the next tokens.
+    experts of largest gate, whose gates are scaled to sum to 1. Inputs are ids [batch, sequence]: `tokens`, and
+    `labels`, the next tokens.
 
     `head` is the width of a head of queries, keys and values, `kv_heads` the heads of keys and values, `intermediate`
     the width of an expert. With a `separator`, samples are packed of documents, each of which ends with this token.
+
+    With a `capacity`, each expert takes this many per cent of an even share of every `group` of tokens (0: of a
+    sample's tokens), and no more; without, no token is dropped. `balance` is the weight of the balance loss of each
+    layer, in ten-thousandths.
+
+    Raises `UnityError` for a group that does not divide the tokens.
     """
+    limit = Capacity.of("qwen3_moe", capacity, group, balance, batch, sequence)
     b = Builder("qwen3_moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
     documents = b.documents(tokens, separator, vocabulary)
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
+    balances: list[Value] = []
     for i in range(layers):
         name = f"model.layers.{i}"
         h = b.op("rms_norm", x, b.weight(f"{name}.input_layernorm.weight", hidden), eps=1e-6)
@@ -49,7 +60,10 @@ def build(
         h = b.op("reshape", h, shape=(batch * sequence, hidden))
         gates = b.op("softmax", b.linear(h, f"{name}.mlp.gate", experts, bias=False))
         indices, shares = chosen_shares(b, gates, chosen)
-        h = chosen_experts(b, h, indices, shares, f"{name}.mlp.experts", experts, intermediate)
+        if balance:
+            balances.append(balance_loss(b, gates, indices, batch * sequence // (group or sequence)))
+        h = chosen_experts(b, h, indices, shares, f"{name}.mlp.experts", experts, intermediate, limit)
         x = b.op("add", x, b.op("reshape", h, shape=x.shape))
     x = b.op("rms_norm", x, b.weight("model.norm.weight", hidden), eps=1e-6)
-    return b.graph(b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels))
+    loss = b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels)
+    return b.graph(with_balance(b, loss, balances, balance))

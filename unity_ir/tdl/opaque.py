@@ -1,6 +1,6 @@
 """
-Functions that TDL (the language in which operators are defined) cannot say, by name: `values[a.., i] = opaque
-topk_values[i; j](x[a.., j])`.
+Functions that TDL (the language in which operators are defined) cannot say, or only as far more work than they are, by
+name: `values[a.., i] = opaque topk_values[i; j](x[a.., j])`.
 
 Nothing is derived from them but that every position of `a..` is treated alike, and that no more are made than taken.
 """
@@ -39,7 +39,21 @@ def _topk_values(x: Array, count: int) -> Array:
     return np.take_along_axis(x, _largest(x, count), axis=-1)
 
 
+def _equals_before(x: Array, count: int) -> Array:
+    """Return for each element how many before it along the last dim equal it."""
+    order = np.argsort(x, axis=-1, kind="stable")
+    ordered: Array = np.take_along_axis(x, order, axis=-1)
+    place = np.arange(int(x.shape[-1]))
+    is_first = np.ones(x.shape, dtype=bool)
+    is_first[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
+    begins: Array = np.maximum.accumulate(np.where(is_first, place, 0), axis=-1)
+    out: Array = np.empty(x.shape, dtype=np.int64)
+    np.put_along_axis(out, order, place - begins, axis=-1)
+    return out[..., :count]
+
+
 OPAQUE: Mapping[str, OpaqueFunction] = {
+    "equals_before": OpaqueFunction(_equals_before, 8),
     "topk_values": OpaqueFunction(_topk_values, 8),
     "topk_indices": OpaqueFunction(_largest, 8),
 }

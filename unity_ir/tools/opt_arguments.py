@@ -65,7 +65,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--degrees",
             metavar="KEY=VALUE[,..]",
             help="make the plan of a recipe, as --search=degrees does; --degrees=tp=8,dp=4,zero=1,sp=true. dp divides "
-            "samples, tp weights, sp the sequence; zero=1 or 2 shards weights over dp, or over shards=N of it",
+            "samples, tp weights, sp the sequence, ep the experts of a mixture, over neighbours of dp; zero=1 to 3 "
+            "shards weights over dp, or over shards=N of it",
         ),
         parser.add_argument(
             "--micro-batches",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -123,17 +125,52 @@ def llama3_8b(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
     return decoder(w, keys, tokens, labels, 500000.0, mlp)
 
 
+def within_capacity(keys: Keys, chosen: Tensor, shares: Tensor) -> Tensor:
+    """
+    The shares of choices of experts, [sample, token, choice] both, that are within the expert's capacity, else 0; one
+    choice after the other: in every group all first ones, then all second ones.
+    """
+    if not keys["capacity"]:
+        return shares
+    kept = torch.ones(chosen.shape, device=chosen.device)
+    size = keys["group"] or chosen.shape[1]
+    most = math.ceil(keys["capacity"] / 100 * size * keys["chosen"] / keys["experts"])
+    flat = kept.flatten(0, 1)
+    for first in range(0, len(flat), size):
+        counts: Counter[int] = Counter()
+        for choice in range(keys["chosen"]):
+            for token in range(first, first + size):
+                expert = int(chosen.flatten(0, 1)[token, choice])
+                flat[token, choice] = float(counts[expert] < most)
+                counts[expert] += 1
+    return torch.where(kept > 0, shares, 0)
+
+
+def balance(keys: Keys, gates: Tensor, chosen: Tensor) -> Tensor:
+    """The weighted balance loss of a layer, from gates [sample, token, expert]; DeepSeek-V3's formulas (17) to (20)."""
+    losses: list[Tensor] = []
+    size = keys["group"] or chosen.shape[1]
+    for first in range(0, chosen.shape[0] * chosen.shape[1], size):
+        own, picked = (x.flatten(0, 1)[first : first + size] for x in (gates, chosen))
+        frequency = torch.stack([(picked == e).sum() for e in range(keys["experts"])])
+        frequency = frequency * keys["experts"] / (keys["chosen"] * size)
+        losses.append((frequency * own.mean(0)).sum())
+    return keys["balance"] * 1e-4 * torch.stack(losses).mean()
+
+
 def moe(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
     """
     Dense: every expert by itself, over all tokens, times its share of the gates that were chosen. Sparse: the chosen
     experts' weights, fetched for every token.
     """
+    balances: list[Tensor] = []
 
     def mlp(name: str, h: Tensor) -> Tensor:
         name = f"{name}.block_sparse_moe"
         gates = linear(w, f"{name}.gate", h).softmax(-1)
         values, chosen = gates.topk(keys["chosen"])
-        shares = values / values.sum(-1, keepdim=True)
+        shares = within_capacity(keys, chosen, values / values.sum(-1, keepdim=True))
+        balances.append(balance(keys, gates, chosen))
         if keys["dispatch"] == "sparse":
             w1, w2, w3 = (w[f"{name}.experts.w{i}.weight"][chosen] for i in (1, 2, 3))
             each = h[..., None, None, :]
@@ -145,7 +182,7 @@ def moe(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
             out = out + share * ((F.silu(h @ w1) * (h @ w3)) @ w2)
         return out
 
-    return decoder(w, keys, tokens, labels, 1000000.0, mlp)
+    return decoder(w, keys, tokens, labels, 1000000.0, mlp) + sum(balances)
 
 
 def experts_of(w: Weights, name: str, h: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -163,6 +200,7 @@ def qwen3_moe(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
     x = w["model.embed_tokens.weight"][tokens]
     mask, places = documents(keys, tokens)
     counts = {"q": keys["heads"], "k": keys["kv_heads"], "v": keys["kv_heads"]}
+    loss = torch.zeros((), dtype=x.dtype, device=x.device)
     for i in range(keys["layers"]):
         name = f"model.layers.{i}"
         h = rms_norm(w, f"{name}.input_layernorm", x, 1e-6)
@@ -172,16 +210,20 @@ def qwen3_moe(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
         )
         x = x + linear(w, f"{name}.self_attn.o_proj", sdpa(q, k, parts["v"], True, mask))
         h = rms_norm(w, f"{name}.post_attention_layernorm", x, 1e-6)
-        values, chosen = linear(w, f"{name}.mlp.gate", h).softmax(-1).topk(keys["chosen"])
-        x = x + experts_of(w, f"{name}.mlp.experts", h, chosen, values / values.sum(-1, keepdim=True))
+        gates = linear(w, f"{name}.mlp.gate", h).softmax(-1)
+        values, chosen = gates.topk(keys["chosen"])
+        shares = within_capacity(keys, chosen, values / values.sum(-1, keepdim=True))
+        x = x + experts_of(w, f"{name}.mlp.experts", h, chosen, shares)
+        loss = loss + balance(keys, gates, chosen)
     logits = linear(w, "lm_head", rms_norm(w, "model.norm", x, 1e-6))
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + loss
 
 
 def deepseek_v3(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tensor:
     x = w["model.embed_tokens.weight"][tokens]
     mask, places = documents(keys, tokens)
     head, rotary = keys["head"], keys["rotary"]
+    loss = torch.zeros((), dtype=x.dtype, device=x.device)
     for i in range(keys["layers"]):
         name = f"model.layers.{i}"
         h, own = rms_norm(w, f"{name}.input_layernorm", x, 1e-6), f"{name}.self_attn"
@@ -204,13 +246,14 @@ def deepseek_v3(w: Weights, keys: Keys, tokens: Tensor, labels: Tensor) -> Tenso
         _, best = grouped.topk(2)[0].sum(-1).topk(keys["chosen_groups"])
         left = torch.zeros_like(grouped).scatter(-2, best[..., None].expand(*best.shape, grouped.shape[-1]), 1.0)
         _, chosen = torch.where(left > 0, grouped, -torch.inf).flatten(-2).topk(keys["chosen"])
+        loss = loss + balance(keys, scores / scores.sum(-1, keepdim=True), chosen)
         shares = scores.gather(-1, chosen)
-        shares = 2.5 * shares / shares.sum(-1, keepdim=True)
+        shares = within_capacity(keys, chosen, 2.5 * shares / shares.sum(-1, keepdim=True))
         x = x + experts_of(w, f"{name}.mlp.experts", h, chosen, shares) + gated(w, f"{name}.mlp.shared_experts", h)
     logits = linear(w, "lm_head", rms_norm(w, "model.norm", x, 1e-6))
     # Gradients of 0, where PyTorch has none.
     zero = sum(0.0 * w[name].sum() for name in w if name.endswith("correction_bias"))
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + zero
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten()) + loss + zero
 
 
 BY_HAND: dict[str, Callable[..., Tensor]] = {

@@ -51,6 +51,11 @@ PUBLISHED = {
 
 PACKED = [f"{name},separator=3" for name in ("deepseek_v3", "gpt2", "llama3_8b", "moe", "qwen3_moe")]
 TEXTS = [*names(), "moe,dispatch=sparse", *PACKED]
+SLOTS = [
+    *("moe,dispatch=sparse,capacity=60,balance=300", "moe,dispatch=sparse,capacity=100,sequence=6,group=4"),
+    *("qwen3_moe,capacity=130,group=10,balance=1000", "deepseek_v3,capacity=50,balance=100", "moe,balance=200,group=5"),
+]
+"""Experts that drop tokens, and losses that balance them."""
 
 
 def test_every_model_is_tested():
@@ -125,7 +130,7 @@ def test_lstm_stack_has_the_size_tofu_gives(layers: int, hidden: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [*TEXTS, *SLOTS])
 def test_reads_back_and_is_its_own_erasure(text: str):
     name, keys = small(text)
     graph = build(name, **keys)
@@ -147,7 +152,7 @@ def in_double(graph: Graph) -> Graph:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [*TEXTS, *SLOTS])
 def test_loss_and_gradients_equal_pytorch(text: str):
     name, keys = small(text)
     graph = differentiate(in_double(build(name, **keys)), Optimizer())
@@ -257,6 +262,10 @@ def test_flops_of_a_step_are_those_pytorch_counts(text: str):
         ("gpt2,layers=0", "layers is 0; it must be 1 or more"),
         ("gpt2,layers=few", "gpt2: layers is 'few'; it must be a number"),
         ("moe,dispatch=none", "moe: dispatch is 'none'; it must be dense or sparse"),
+        ("moe,capacity=100", "moe: a capacity needs dispatch=sparse; with dense, experts compute every token"),
+        ("qwen3_moe,group=128", "group is 128, but there is no capacity and no balance to use it"),
+        ("deepseek_v3,capacity=100,group=96", "group is 96; it must divide the 4096 tokens"),
+        ("moe,dispatch=sparse,capacity=-5", "moe: capacity is -5; it must be 0 or more"),
         ("moe,dispatch=1", "moe: dispatch is 1; it must be dense or sparse"),
         ("gpt2,hidden=10", "pcg.split_heads: "),
         ("wresnet,depth=18", "wresnet: depth is 18; it must be one of 14, 26, 50, 101, 152"),

@@ -206,6 +206,33 @@ def test_a_fused_product_costs_an_all_to_all_of_its_weight_and_gradient(precisio
     assert to_columns == [h * h // 4] * 2 * 2 * 3
 
 
+MIXTURE = {**TRANSFORMER, "kv_heads": 4, "intermediate": 24, "experts": 8, "chosen": 2, "batch": 8}
+
+
+@pytest.mark.parametrize("ep", [2, 4])
+def test_experts_cost_four_exchanges_of_their_slots_per_layer(ep: int):
+    """And no sums of their weights' gradients but over the devices that have the same experts."""
+    serial, machine = build("moe", **MIXTURE, dispatch="sparse", capacity=100), a100s(2, 2)
+    plan = recipe(serial, machine, Degrees(ep=ep))
+    placed = place(plan, machine.mesh)
+    weights = [n for n in plan.weights() if ".experts." in n.name]
+    assert {n.types[0].degrees for n in weights} == {(ep, 1, 1)}
+    products = [n for n in placed.assignments if n.op == "expert_matmul"]
+    assert [placed.assignments[n] for n in products] == [("r1", "e") if ep == 2 else ("e", "e")] * 6
+    moves = [m for m, _ in cost(training_step(plan, Optimizer(), machine.mesh), machine).moves]
+    slots = MIXTURE["batch"] * MIXTURE["sequence"] * MIXTURE["chosen"]
+    assert [m.elements for m in moves if m.kind == "all_to_all"] == [slots * MIXTURE["hidden"] // 4] * 4 * 2
+    expert = MIXTURE["experts"] * MIXTURE["hidden"] * MIXTURE["intermediate"] // ep
+    assert sum(m.kind == "all_reduce" and m.elements == expert for m in moves) == (6 if ep == 2 else 0)
+
+
+@pytest.mark.parametrize("degrees", ["ep=2", "ep=4,zero=2", "ep=2,zero=3", "tp=2,ep=2", "tp=2,sp=true,ep=2,zero=1"])
+def test_recipes_of_mixtures_have_the_serial_gradients(degrees: str):
+    keys = {**MIXTURE, "layers": 1, "capacity": 75, "balance": 500}
+    serial, machine = build("moe", **keys, dispatch="sparse"), boxes(2, 2)
+    check_gradients(serial, recipe(serial, machine, parsed(degrees)), machine)
+
+
 # --- what weights and degrees may be
 
 
@@ -236,6 +263,10 @@ def test_weights_are_seen_through_casts():
 @pytest.mark.parametrize(
     ("degrees", "message"),
     [
+        ("ep=0", "ep is 0; a degree is 1 or more"),
+        ("ep=3", "ep=3 is no product of the innermost mesh axes of boxes, 2 x 2 x 2; use 1, 2, 4 or 8"),
+        ("tp=2,ep=8", "ep=8 is no product of the innermost mesh axes of boxes, 2 x 2; use 1, 2 or 4"),
+        ("tp=2,ep=2", "ep=2 divides experts that have a capacity, which this graph lacks; leave it out"),
         ("tp=3", "tp=3 is no product of the innermost mesh axes of boxes, 2 x 2 x 2; use 1, 2, 4 or 8"),
         ("tp=2,dp=8", "dp=8 times tp=2 is 16 devices, but boxes has 8; use dp=4"),
         ("tp=8", "tp=8 does not divide 4 heads of attention; use a divisor of them"),

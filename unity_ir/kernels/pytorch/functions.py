@@ -25,12 +25,21 @@ FUNCTIONS: Mapping[str, str] = {
     "floor": "torch.floor",
 }
 BINARY: Mapping[str, str] = {"maximum": "torch.maximum", "minimum": "torch.minimum", "pow": "torch.pow"}
+# Not torch.topk, which may take any of several equal elements.
+_LARGEST_FIRST = "sort(dim=-1, descending=True, stable=True)"
+_EQUALS_BEFORE = (
+    "(torch.arange({size}, device={device}) - torch.searchsorted({of}.values, {of}.values))"
+    ".gather(-1, {of}.indices.argsort(-1))"
+)
 _OPAQUE: Mapping[str, tuple[str, str, str]] = {
-    # Not torch.topk, which may take any of several equal elements.
-    "topk_values": ("sort(dim={dim}, descending=True, stable=True)", "values", "float"),
-    "topk_indices": ("sort(dim={dim}, descending=True, stable=True)", "indices", "int"),
+    "equals_before": ("sort(dim=-1, stable=True)", _EQUALS_BEFORE, "int"),
+    "topk_values": (_LARGEST_FIRST, "{of}.values", "float"),
+    "topk_indices": (_LARGEST_FIRST, "{of}.indices", "int"),
 }
-"""For each opaque function: the method that computes it along a dim, the field of its result, that field's kind."""
+"""
+For each opaque function along the last dim, of `size` elements: a method, what is made of its result `of`, and the kind
+of that.
+"""
 
 
 def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) -> TensorText:
@@ -128,22 +137,25 @@ def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
 
 def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
     """
-    Return code for the opaque function `function`: `topk_values`, the k largest elements of `value` along one dim, or
-    `topk_indices`, their indices. `taken` is the index variable that this dim of `value` ranges over, `made` the one
-    that it ranges over in the result, whose extent is k.
+    Return code for the opaque function `function` of `value`, along one dim, as `tdl/opaque.py` defines it. `taken` is
+    the index variable that this dim of `value` ranges over, `made` the one that it ranges over in the result, which has
+    the first of the function's values.
 
-    Raises `UnityError` for other functions.
+    Raises `UnityError` for functions without a text here.
     """
     if function not in _OPAQUE:
         raise writer.fail(f"no PyTorch text for opaque {function}; add it to kernels/pytorch/functions.py")
-    dim = value.dims.index(taken)
-    sort, part, kind = _OPAQUE[function]
-    form = Access(value.text.text, (Var(str(dim)), Var(sort)))
+    method, made_of_it, kind = _OPAQUE[function]
+    others = tuple(n for n in value.dims if n != taken)
+    last = writer.ordered(value, (*others, taken))
+    form = Access(last.text, (Var(method),))
     known = None if writer.sharing is None else writer.sharing.known.get(form)
     if known is None:
-        known = TensorText(Text(writer.named("ordered", f"{value.text.at(ATOM)}.{sort.format(dim=dim)}")), ()), ()
+        known = TensorText(Text(writer.named("ordered", f"{last.at(ATOM)}.{method}")), ()), ()
         if writer.sharing is not None:
             writer.sharing.known[form] = known
-    dims = tuple(made if n == taken else n for n in value.dims)
+    size, count = writer.extents[taken], writer.extents[made]
+    text = Text(made_of_it.format(of=known[0].text.text, size=size, device=writer.device))
+    text = text if count == size else writer.method(text, f"narrow(-1, 0, {count})")
     writer.strided = True
-    return TensorText(Text(f"{known[0].text.text}.{part}.narrow({dim}, 0, {writer.extents[made]})"), dims, kind=kind)
+    return TensorText(text, (*others, made), kind=kind)

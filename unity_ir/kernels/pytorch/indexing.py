@@ -9,7 +9,7 @@ from unity_ir.kernels.pytorch.functions import chosen
 from unity_ir.kernels.pytorch.reads import read
 from unity_ir.kernels.pytorch.tensor_text import TensorText
 from unity_ir.kernels.pytorch.writer import TorchWriter
-from unity_ir.kernels.text import ATOM, SUM, Text
+from unity_ir.kernels.text import ATOM, PRODUCT, SUM, Text
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather, scatter
 from unity_ir.tdl.syntax import Access, Reduce, Var
@@ -43,7 +43,12 @@ def gathered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
         each = f"{writer.method(index, 'long()').text}[..., None]"
         found = TensorText(Text(f"{text.at(ATOM)}.gather(-1, {each}).squeeze(-1)"), at.dims)
     else:
-        return None
+        # Dims of the table that the integers have as well are one with the indexed dim.
+        shared = tuple(n for n in rest if n in at.dims)
+        others = tuple(n for n in rest if n not in shared)
+        text = writer.method(writer.ordered(table, (variable, *shared, *others)), f"flatten(0, {len(shared)})")
+        index = _with_offsets(writer, index, at.dims, shared, prod(writer.extents[n] for n in shared), 1)
+        found = TensorText(Text(f"{text.at(ATOM)}[{index.text}]"), (*at.dims, *others))
     return found if inside is None else chosen(writer, inside, found, TensorText(Text("0"), (), True, "int"))
 
 
@@ -73,20 +78,45 @@ def scattered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
     summed = tuple(n for n in at.dims if n in expr.names)
     rest = tuple(n for n in body.dims if n not in at.dims)
     value = writer.tensor(body)
+    if kept and rest:
+        # Dims that stay are one with the indexed dim: an embedding's gradient again.
+        index = _with_offsets(writer, index, at.dims, kept, 1, places)
     at = replace(at, text=index)
-    if not kept:
-        order = (*summed, *rest)
-        source, ids = writer.expanded(value, order), writer.ordered(at, summed)
-        shape = (prod(writer.extents[n] for n in summed), prod(writer.extents[n] for n in rest))
+    if not kept or rest:
+        order = (*kept, *summed, *rest)
+        source, ids = writer.expanded(value, order), writer.ordered(at, (*kept, *summed))
+        shape = (prod(writer.extents[n] for n in (*kept, *summed)), prod(writer.extents[n] for n in rest))
+        rows = places * prod(writer.extents[n] for n in kept)
         text = f"torch.ops.aten.embedding_dense_backward({writer.method(source, f'reshape{shape}').text}, "
-        text += f"{writer.method(ids, f'reshape({shape[0]})').text}, {places}, -1, False)"
-        made = Text(text) if places == size else writer.method(Text(text), f"narrow(0, 0, {size})")
-        sizes = tuple(writer.extents[n] for n in rest)
-        return TensorText(writer.method(made, f"reshape({', '.join(map(str, (size, *sizes)))})"), (variable, *rest))
-    order = (*kept, *rest, *summed)
-    lead, last = [writer.extents[n] for n in (*kept, *rest)], prod(writer.extents[n] for n in summed)
+        text += f"{writer.method(ids, f'reshape({shape[0]})').text}, {rows}, -1, False)"
+        sizes = (*(writer.extents[n] for n in kept), places, *(writer.extents[n] for n in rest))
+        made = writer.method(Text(text), f"reshape({', '.join(map(str, sizes))})")
+        made = made if places == size else writer.method(made, f"narrow({len(kept)}, 0, {size})")
+        return TensorText(made, (*kept, variable, *rest))
+    order = (*kept, *summed)
+    lead, last = [writer.extents[n] for n in kept], prod(writer.extents[n] for n in summed)
     texts = [writer.method(writer.expanded(v, order), f"reshape{(*lead, last)}").text for v in (at, value)]
     zeros = f"torch.zeros({(*lead, places)}, dtype={writer.dtype}, device={writer.device})"
     made = Text(f"{zeros}.scatter_add(-1, {texts[0]}, {texts[1]})")
     made = made if places == size else writer.method(made, f"narrow(-1, 0, {size})")
-    return TensorText(made, (*kept, *rest, variable))
+    return TensorText(made, (*kept, variable))
+
+
+def _with_offsets(
+    writer: TorchWriter, index: Text, dims: tuple[str, ...], among: tuple[str, ...], outer: int, inner: int
+) -> Text:
+    """
+    Return `index * outer` (integers of the variables `dims`), plus `inner` times the number of the position along the
+    variables `among` of them, the last of which counts fastest.
+    """
+    text = index.text if outer == 1 else f"{index.at(PRODUCT)} * {outer}"
+    stride = inner
+    for name in reversed(among):
+        size = writer.extents[name]
+        after = len(dims) - dims.index(name) - 1
+        shape = ", ".join(map(str, (-1, *[1] * after)))
+        offsets = f"torch.arange({size}, device={writer.device})"
+        offsets += f".reshape({shape})" if after else ""
+        text += f" + {offsets}" if stride == 1 else f" + {offsets} * {stride}"
+        stride *= size
+    return Text(text, SUM)

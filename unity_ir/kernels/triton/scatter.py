@@ -14,11 +14,14 @@ A sum that is added to a tensor reads each place of it where it stores the resul
 
 A table of more rows than there are positions (a recommender's) is filled with zeros instead, and a program for each
 position writes the sum of its place if the position is the first of it.
+
+Many such sums, of groups of integers that each have places of their own (the slots of a mixture's experts), are one
+sum: the places of all groups are numbered one after the other. Their positions are not cut into chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, prod
 
@@ -57,10 +60,11 @@ def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     """
     made = Sorted.of(stage)
     count = prod(stage.extents[n] for n in of.positions)
-    by_position = stage.extents[of.pick.variable] > count and of.total is None
+    by_position = stage.extents[of.pick.variable] > count and of.total is None and not of.kept
     found = made.of_positions(stage, of) if by_position else None
-    before = found.lines if found else made.lines(stage, of.pick.variable, of.pick.at)
-    chunks = None if of.pick.variable in free_variables(of.pick.body) else _Chunks.of(stage, of, count)
+    before = found.lines if found else made.lines(stage, of.pick.variable, of.pick.at, of.kept)
+    whole = of.kept or of.pick.variable in free_variables(of.pick.body)
+    chunks = None if whole else _Chunks.of(stage, of, count)
     first = [] if chunks is None else [_chunks(stage, of, made, chunks)]
     launches = [*first, _places(stage, of, made, chunks, found)]
     # The positions are sorted before the first launch, whichever that is.
@@ -110,17 +114,29 @@ class Sorted:
         count = prod(stage.extents[n] for n in of.positions)
         return Positions(tuple(lines), Argument(places, ids.argument.type), Argument(ends, "*i64"), count)
 
-    def lines(self, stage: Stage, variable: str, at: Access) -> tuple[str, ...]:
+    def lines(self, stage: Stage, variable: str, at: Access, kept: Sequence[str] = ()) -> tuple[str, ...]:
         """
         Return the launcher's lines of code that compute the tensors `order` and `begins` for `stage`, the result to
         compute.
 
         `at` reads the integer operand, whose values are positions along the index variable called `variable`. If this
         rank has only a piece of that variable's positions, `begins` has entries for the piece alone, and one for its
-        end.
+        end. If the integers' first dims are variables that are `kept`, places are those of each position there, one
+        after the other, and `begins` has an entry for each of them and one for the end of each position's last.
         """
         ids = stage.buffers[at.tensor].name
         start, count = stage.starts.get(variable), stage.extents[variable]
+        if kept:
+            groups, places = prod(stage.extents[n] for n in kept), f"{self.order}_places"
+            less = "" if start is None else f" - {start}"
+            return (
+                f"{places} = {ids}.reshape({groups}, -1){less}",
+                f"{places} = torch.where(({places} >= 0) & ({places} < {count}), {places}, {count})",
+                f"{places} = {places} + {count + 1} * torch.arange({groups}, device={ids}.device)[:, None]",
+                f"{places}, {self.order} = torch.sort({places}.flatten(), stable=True)",
+                f"{self.begins} = torch.arange({groups * (count + 1)}, device={ids}.device)",
+                f"{self.begins} = torch.searchsorted({places}, {self.begins})",
+            )
         limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
         return (
             f"{self.order} = torch.argsort({ids}.flatten(), stable=True)",
@@ -157,21 +173,21 @@ class _Chunks:
     @staticmethod
     def of(stage: Stage, of: Scatter, positions: int) -> _Chunks | None:
         """Return the chunks for a number of positions; None if they are few enough for one program."""
-        size = max(power_of_two(isqrt(positions)), _tile(stage, of.pick.variable)[0])
+        size = max(power_of_two(isqrt(positions)), _tile(stage, (of.pick.variable,))[0])
         if positions <= SHORT or positions < FEWEST * size:
             return None
         buffer = Buffer(stage.names.new(f"{stage.output.name}_chunks"), "f32", "torch.float32")
         return _Chunks(buffer, size, positions // size)
 
 
-def _columns(stage: Stage, row: str) -> tuple[str, ...]:
-    """Return the variables of a result other than `row`."""
-    return tuple(n for i in stage.result.indices for n in index_names(i) if n != row)
+def _columns(stage: Stage, rows: Sequence[str]) -> tuple[str, ...]:
+    """Return the variables of a result other than `rows`."""
+    return tuple(n for i in stage.result.indices for n in index_names(i) if n not in rows)
 
 
-def _tile(stage: Stage, row: str) -> tuple[int, int]:
+def _tile(stage: Stage, rows: Sequence[str]) -> tuple[int, int]:
     """Return how many positions, and how many elements of each, a program reads at a time."""
-    width = min(power_of_two(prod(stage.extents[n] for n in _columns(stage, row))), COLUMNS)
+    width = min(power_of_two(prod(stage.extents[n] for n in _columns(stage, rows))), COLUMNS)
     return TILE // width, width
 
 
@@ -179,19 +195,24 @@ class _Body:
     """
     Builder of a kernel whose programs sum positions: the tile, and the statements that both kernels share.
 
-    `variable` is the result's row, which a program computes; `tensors` are further pointer parameters, by their names.
-    `total` is the read of what is added to the result; None for nothing.
+    `variables` are those of the result's rows, of which a program computes one; `tensors` are further pointer
+    parameters, by their names. `total` is the read of what is added to the result; None for nothing.
     """
 
     def __init__(
-        self, stage: Stage, of: Scatter, variable: str, tensors: Mapping[str, Argument], total: Access | None = None
+        self,
+        stage: Stage,
+        of: Scatter,
+        variables: tuple[str, ...],
+        tensors: Mapping[str, Argument],
+        total: Access | None = None,
     ):
         self.of = of
         self.added_to = total
-        self.variable = variable
-        self.columns = _columns(stage, variable)
+        self.variables = variables
+        self.columns = _columns(stage, variables)
         self.size = prod(stage.extents[n] for n in self.columns)
-        self.height, self.width = _tile(stage, variable)
+        self.height, self.width = _tile(stage, variables)
         read = of.pick.body if total is None else Binary("+", of.pick.body, total)
         self.kernel = KernelBuilder(replace(stage, result=replace(stage.result, expr=read)))
         self.pointers = {wish: self.kernel.names.new(f"{wish}_ptr") for wish in tensors}
@@ -206,7 +227,7 @@ class _Body:
         """Write the statements that find a program's row and columns of the result; return the row's name."""
         row = self.new(wish)
         self.kernel.writer.emit(f"{row} = {self.kernel.program(0)}")
-        self.columns_of(Axis(row, (self.variable,)))
+        self.columns_of(Axis(row, self.variables))
         return row
 
     def columns_of(self, row: Axis) -> None:
@@ -239,6 +260,9 @@ class _Body:
         writer, position = self.kernel.writer, self.new("position")
         only = f", mask={mask}, other=0" if mask else ""
         writer.emit(f"{position} = tl.load({self.pointers['order']} + {number}{only})")
+        if self.of.kept:
+            # The row says in which of the kept positions it is.
+            writer.emit(f"{position} %= {prod(writer.extents[n] for n in self.of.positions)}")
         writer.axes.append(Axis(position, self.of.positions, mask))
         value = writer.number(self.of.pick.body)
         # Loads are masked, but functions of them need not be 0.
@@ -261,7 +285,7 @@ def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> KernelL
     chunk = "chunk"
     while chunk in stage.extents:
         chunk += "_"
-    indices = (Var(chunk), *map(Var, _columns(stage, of.pick.variable)))
+    indices = (Var(chunk), *map(Var, _columns(stage, (of.pick.variable,))))
     stage = replace(
         stage,
         result=Result(chunks.buffer.name, indices, stage.expr),
@@ -270,7 +294,7 @@ def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> KernelL
         kernel=f"{stage.kernel.removesuffix('_kernel')}_chunks_kernel",
     )
     tensors = {"ids": stage.buffers[of.pick.at.tensor].argument, "order": Argument(made.order, "*i64")}
-    body = _Body(stage, of, chunk, tensors)
+    body = _Body(stage, of, (chunk,), tensors)
     writer = body.kernel.writer
     row = body.begin("chunk")
     begin, first, last, end = (body.new(n) for n in ("begin", "first", "last", "end"))
@@ -296,7 +320,7 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, fou
     tensors |= {"places": found.places, "ends": found.ends} if found else {}
     if chunks is not None:
         tensors["chunks"] = chunks.buffer.argument
-    body = _Body(stage, of, of.pick.variable, tensors, of.total)
+    body = _Body(stage, of, (*of.kept, of.pick.variable), tensors, of.total)
     writer = body.kernel.writer
     begin, end = body.new("begin"), body.new("end")
 
@@ -307,8 +331,10 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, fou
     if found is None:
         row = body.begin("row")
         to_row()
-        writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {row})")
-        writer.emit(f"{end} = tl.load({body.pointers['begins']} + {row} + 1)")
+        # Between those of two kept positions, there is the end of the first one's last.
+        at = f"{row} + {row} // {stage.extents[of.pick.variable]}" if of.kept else row
+        writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {at})")
+        writer.emit(f"{end} = tl.load({body.pointers['begins']} + {at} + 1)")
     else:
         first, row, is_first = body.new("first"), body.new("row"), body.new("is_first")
         writer.emit(f"{first} = {body.kernel.program(0)}")
@@ -341,7 +367,8 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, fou
             writer.emit(f"{number} += tl.where({number} < {before}, 0, {skipped})")
         body.add(total, number, mask)
     if found is None:
-        return body.end(total, stage.result.indices, stage.kernel, stage.extents[of.pick.variable])
+        rows = prod(stage.extents[n] for n in body.variables)
+        return body.end(total, stage.result.indices, stage.kernel, rows)
     launch = body.end(total, stage.result.indices, stage.kernel, found.count)
     return replace(launch, allocation=stage.allocation.replace(".new_empty(", ".new_zeros(", 1))
 

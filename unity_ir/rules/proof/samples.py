@@ -43,6 +43,7 @@ SAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], Mapping[str, AttrValue]
     "max_pool2d": ((_IMAGE,), {**_POOL, "dilation": (1, 1)}),
     "max_pool2d_grad": ((_IMAGE, _IMAGE), {**_POOL, "dilation": (1, 1), "sizes": (8, 8)}),
     "pad": (((2, 4),), {"dim": 1, "before": 1, "after": 1}),
+    "queue": (((2, 4),), {}),
     "reshape": (((4, 6),), {"shape": (4, 2, 3)}),
     "slice": (((2, 4),), {"dim": 1, "start": 1, "size": 2}),
 }

@@ -13,6 +13,8 @@ Make the plan of a published recipe from its degrees: data, tensor and sequence 
             samples in all else
     sp      between tensor-parallel regions activations are divided along the sequence, also over `tp` (Korthikanti et
             al., 2022)
+    ep      experts are divided over the innermost devices of `dp`, which exchange tokens before and after (Lepikhin et
+            al., 2020); of mixtures whose experts have a capacity
 
 Sizes that degrees do not divide are left whole, as a vocabulary that is not padded; samples and heads have to divide.
 """
@@ -29,7 +31,7 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, GridRole, Layout, Mesh, is_shard, place
 from unity_ir.search.baselines.attention import has_sequence
 from unity_ir.search.baselines.batch_dims import batch_dims
-from unity_ir.search.baselines.follow import Rest, Settle, Store, follow, settled_along
+from unity_ir.search.baselines.follow import Choose, Rest, Settle, Store, follow, reduced, settled_along
 from unity_ir.search.baselines.operands import (
     column_variable,
     is_recurrent,
@@ -48,12 +50,14 @@ STAGES = (0, 1, 2, 3)
 class Axes:
     """
     The numbers of the mesh axes that divide samples (`data`, the outer ones), that divide weights and activations
-    (`tensor`, the inner ones), and that ZeRO shards stored weights over (`sharded`, of those in `data`).
+    (`tensor`, the inner ones), that ZeRO shards stored weights over (`sharded`, of those in `data`), and that divide
+    experts (`experts`, the innermost of `data`).
     """
 
     data: range
     tensor: range
     sharded: range
+    experts: range = range(0)
     again: bool = False
     """Whether weights are gathered again for the backward (ZeRO-3), not kept from the forward."""
 
@@ -62,9 +66,9 @@ class Axes:
 class Degrees:
     """
     How much of each kind of parallelism a plan by recipe has (a plan by hand, made from these numbers alone): the
-    degrees of data parallelism (`dp`), tensor parallelism (`tp`) and ZeRO (stage `zero`, among `shards` devices), and
-    whether activations are sharded along the sequence (`sp`). Raises `UnityError` for values that contradict each
-    other.
+    degrees of data parallelism (`dp`), tensor parallelism (`tp`), ZeRO (stage `zero`, among `shards` devices) and
+    expert parallelism (`ep`), and whether activations are sharded along the sequence (`sp`). Raises `UnityError` for
+    values that contradict each other.
 
     By default `dp` is what `tp` leaves of the machine, and `shards` all of `dp`.
     """
@@ -74,9 +78,10 @@ class Degrees:
     zero: int = 0
     shards: int | None = None
     sp: bool = False
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        for name, value in (("dp", self.dp), ("tp", self.tp), ("shards", self.shards)):
+        for name, value in (("dp", self.dp), ("tp", self.tp), ("shards", self.shards), ("ep", self.ep)):
             if value is not None and value < 1:
                 raise UnityError(f"degrees: {name} is {value}; a degree is 1 or more")
         if self.zero not in STAGES:
@@ -90,7 +95,8 @@ class Degrees:
         """
         Return which axes of the machine's mesh shard tensors, samples and stored weights under these degrees. The
         innermost axes, of `tp` devices in all, shard tensors, and the others samples. With ZeRO, the innermost of these
-        others, of `shards` devices in all (by default all of them), shard stored weights, too.
+        others, of `shards` devices in all (by default all of them), shard stored weights, too; and of `ep` devices in
+        all, experts.
 
         Raises `UnityError` where no innermost axes have exactly these many devices, or `dp` times `tp` is not all
         devices.
@@ -105,25 +111,26 @@ class Degrees:
             )
         sharded = 0 if self.shards is None else _innermost(sizes, tensor, "shards", self.shards, machine)
         zero = range(sharded, tensor) if self.zero else range(0)
-        return Axes(range(tensor), range(tensor, end), zero, again=self.zero == 3)
+        experts = range(_innermost(sizes, tensor, "ep", self.ep, machine), tensor)
+        return Axes(range(tensor), range(tensor, end), zero, experts, again=self.zero == 3)
 
 
 def _innermost(sizes: tuple[int, ...], end: int, name: str, degree: int, machine: Machine) -> int:
-    """Return the first of the mesh axes before `end` whose product is `degree`."""
+    """Return the first of the mesh axes before `end` from which on their product is `degree`."""
     known = {prod(sizes[i:end]): i for i in reversed(range(end + 1))}
     if degree not in known:
         *some, last = map(str, sorted(known))
         raise UnityError(
             f"degrees: {name}={degree} is no product of the innermost mesh axes of {machine.name}, "
-            f"{' x '.join(map(str, sizes)) or 1}; use {', '.join(some) + ' or ' if some else ''}{last}"
+            f"{' x '.join(map(str, sizes[:end])) or 1}; use {', '.join(some) + ' or ' if some else ''}{last}"
         )
     return known[degree]
 
 
 def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degrees") -> Graph:
     """
-    Return the parallel graph of a serial forward graph with these degrees of data, tensor and sequence parallelism and
-    ZeRO on a machine.
+    Return the parallel graph of a serial forward graph with these degrees of data, tensor, sequence and expert
+    parallelism and ZeRO on a machine.
 
     With `tp` above 1, a transformer is rewritten first: fused query-key-value products into separate ones, and the loss
     so that the vocabulary can be sharded (`rewrites`). Raises `UnityError` where the degrees do not fit the machine or
@@ -136,9 +143,12 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
         raise UnityError(f"degrees: tp={degrees.tp} divides no recurrent network; use tp=1, or --search=expert")
     divided = axes.data if transformer else range(len(mesh.sizes))
     _check_samples(graph, mesh, divided, name)
+    if degrees.ep > 1:
+        _check_experts(graph, degrees.ep)
     if not tensor:
         rest, store = inputs(graph, mesh, divided), stored(mesh, axes.sharded)
-        return follow(graph, mesh, _followed, rest, None, store, again=axes.again)
+        choose, settle = _exchanged(mesh, axes.experts, _followed, reduced)
+        return follow(graph, mesh, choose, rest, settle, store, again=axes.again)
     if degrees.sp and not has_sequence(graph):
         raise UnityError("degrees: sp=true divides the sequence of attention, which this graph lacks; leave it out")
     if transformer:
@@ -180,6 +190,47 @@ def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
             heads = sorted({v.shape[1] for v in node.operands if len(v.shape) > 1})
             said = " and ".join(map(str, heads))
             raise UnityError(f"degrees: tp={tp} does not divide {said} heads of attention; use a divisor of them")
+
+
+def _check_experts(graph: Graph, ep: int) -> None:
+    counts = {n.operands[1].shape[0] for n in graph.nodes() if n.op == "expert_matmul"}
+    if not counts:
+        raise UnityError(
+            f"degrees: ep={ep} divides experts that have a capacity, which this graph lacks; leave it out, or give a "
+            "mixture of the zoo capacity=125"
+        )
+    for count in counts:
+        if count % ep:
+            raise UnityError(f"degrees: ep={ep} does not divide {count} experts; use a divisor of them")
+
+
+# --- mixtures of experts
+
+
+def _exchanged(mesh: Mesh, axes: range, choose: Choose, settle: Settle) -> tuple[Choose, Settle]:
+    """
+    Return the rules `choose` and `settle` of `follow`, changed so that the slots of experts (`ops/slots.py`) are
+    divided over the mesh axes with the numbers in `axes` in place of the groups of tokens, from where tokens are put
+    into slots to where they are read from them.
+    """
+
+    def chosen(node: Node, axis: int, followed: str | None) -> GridRole | None:
+        if axis in axes and node.op == "from_slots":
+            return node.analysis.result_dims[0][0]
+        return choose(node, axis, followed)
+
+    def settled(value: Value, made: Layout) -> Layout:
+        layout = settle(value, made)
+        if value.node.op != "to_slots":
+            return layout
+        slots, groups = 0, 1
+        left = value.shape[slots] // prod(mesh.sizes[a] for a, role in enumerate(layout) if role == slots)
+        moved = [axis for axis in axes if layout[axis] == groups]
+        if left % prod(mesh.sizes[axis] for axis in moved):
+            return layout
+        return tuple(slots if axis in moved else role for axis, role in enumerate(layout))
+
+    return chosen, settled
 
 
 # --- leaves
@@ -279,8 +330,9 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
             return _along_sequence(node, sp)
         return None
 
-    rest, settle, store = inputs(graph, mesh, axes.data), _between(mesh, axes, sp), stored(mesh, axes.sharded)
-    return follow(graph, mesh, choose, rest, settle, store, again=axes.again)
+    rest, store = inputs(graph, mesh, axes.data), stored(mesh, axes.sharded)
+    rules = _exchanged(mesh, axes.experts, choose, _between(mesh, axes, sp))
+    return follow(graph, mesh, rules[0], rest, rules[1], store, again=axes.again)
 
 
 def _undivided(node: Node) -> str | None:
