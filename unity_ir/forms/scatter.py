@@ -9,7 +9,7 @@ from math import prod
 from unity_ir.forms.addresses import address
 from unity_ir.forms.rewrite import reductions
 from unity_ir.tdl.gather import Pick, scatter
-from unity_ir.tdl.syntax import Access, Binary, Reduce, Result, Segments, index_names
+from unity_ir.tdl.syntax import Access, Binary, Composite, Reduce, Result, Var, index_names
 
 MOST_PLACES = 8
 """
@@ -17,10 +17,11 @@ Most places per integer for which a scatter-add into a tensor is matched: its ke
 which copies it, and the kernel without a tensor one for every integer only.
 """
 
-FEWEST_POSITIONS = 32
+FEWEST = 32
 """
-Fewest integers of a group for which many scatter-adds, one for each group, are matched: where there are fewer, a
-program for each place looks at all of them, which costs less than to sort them.
+Fewest integers of a group, and elements of a place, for which many scatter-adds, one for each group, are matched: where
+there are fewer integers, to look at all of them for each place costs less than to sort them, and where places have few
+elements, a program for each would be too many.
 """
 
 
@@ -61,15 +62,16 @@ def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     found = scatter(expr)
     if found is None or not isinstance(expr, Reduce) or reductions(found.body):
         return None
-    if any(isinstance(i, Segments) for i in found.at.indices):
+    if not all(isinstance(i, Var | Composite) for i in found.at.indices):
         return None
     read = tuple(n for i in found.at.indices for n in index_names(i) if extents[n] > 1)
     summed = {n for n in expr.names if extents[n] > 1}
     places = [n for i in result.indices for n in index_names(i)]
     kept, positions = read[: len(read) - len(summed)], read[len(read) - len(summed) :]
-    if set(positions) != summed or found.variable not in places:
+    if {*positions} != summed or len({*read}) < len(read) or found.variable in read or found.variable not in places:
         return None
-    if kept and (total is not None or prod(extents[n] for n in positions) < FEWEST_POSITIONS):
+    columns = prod(extents[n] for n in places if n not in (found.variable, *kept))
+    if kept and (total is not None or min(columns, prod(extents[n] for n in positions)) < FEWEST):
         return None
     count = prod(extents[n] for n in read)
     if total is not None and extents[found.variable] > MOST_PLACES * count:

@@ -36,8 +36,11 @@ class Capacity:
         return Capacity(capacity, group) if capacity else None
 
     def slots(self, chosen: int, experts: int) -> int:
-        """Return how many tokens of a group each of `experts` experts takes where each token goes to `chosen`."""
-        return -(-self.percent * self.group * chosen // (100 * experts))
+        """
+        Return how many tokens of a group each of `experts` experts takes where each token goes to `chosen` of them: no
+        more than there are.
+        """
+        return min(-(-self.percent * self.group * chosen // (100 * experts)), self.group)
 
 
 def chosen_shares(b: Builder, gates: Value, chosen: int) -> tuple[Value, Value]:

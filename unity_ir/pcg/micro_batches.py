@@ -358,7 +358,8 @@ def _divided(node: Node, operands: Iterable[Value], shapes: Sequence[Shape], cou
         with suppress(UnityError):
             if list(node.operator.bind(of, attributes, dtypes).bound.result_shapes) == list(shapes):
                 return dict(attributes)
-    raise UnityError(f"pcg.{node.op}: its attributes fit {node.types[0].shape} only; use 1 micro-batch")
+    shape = list(node.types[0].shape)
+    raise UnityError(f"pcg.{node.op}: its result {shape} cannot be made in {count} micro-batches; use fewer")
 
 
 def _candidates(attributes: Attributes, scale: float) -> Iterable[Attributes]:

@@ -8,10 +8,14 @@ from covered import operand_dtypes
 from extent import sample
 from operator_twins import TORCH
 
+from unity_ir.forms.classify import Reduction, classify
+from unity_ir.forms.scatter import Scatter
 from unity_ir.kernels.launchers import launcher
 from unity_ir.ops import operator
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.parse import parse_line
 
-GROUPS, TOKENS, CHOSEN, HIDDEN, SLOTS = 3, 40, 2, 5, 24
+GROUPS, TOKENS, CHOSEN, HIDDEN, SLOTS = 3, 40, 2, 33, 24
 PIECES = 4
 
 
@@ -55,6 +59,34 @@ def test_pieces_of_slots(name: str, how: str, impl: str, runner: Any) -> None:
         pieces.append(got.double())
     got = torch.cat(pieces) if made else torch.stack(pieces).sum(0)
     torch.testing.assert_close(got, whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("to", "at", "integers", "form"),
+    [
+        ("v, g, e", "g, b", (2, 40), Scatter),
+        ("v, g, e", "g, 2 * b", (2, 79), Reduction),
+        ("v, g, e", "g, g, b", (2, 2, 40), Reduction),
+        ("v, g, e", "v, b", (5, 40), Reduction),
+        ("v, g, e", "b, b", (40, 40), Reduction),
+        ("v, g, e", "b, g", (40, 2), Reduction),
+        ("v, e", "2 * b", (79,), Reduction),
+    ],
+)
+def test_what_is_sorted_has_an_integer_for_each_position(to: str, at: str, integers: tuple[int, ...], form: type):
+    g, x = ("g, ", (2, 40, 33)) if "g" in to else ("", (40, 33))
+    line = f"f(x, t: int)  out[{to}] = sum[b](where(eq(v, t[{at}]), x[{g}b, e], 0))  where size(v) = 5"
+    assert isinstance(classify(bind(parse_line(line), (x, integers), {}), {}), form)
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_integers_out_of_range_are_in_no_place_of_their_neighbours(impl: str, runner: Any) -> None:
+    line = "f(x, t: int)  out[v, g, e] = sum[b](where(eq(v, t[g, b]), x[g, b, e], 0))  where size(v) = 5"
+    at = torch.randint(-2, 8, (2, 40), generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2, 40, 33, generator=torch.Generator().manual_seed(2))
+    (got,) = runner.run(launcher(bind(parse_line(line), ((2, 40, 33), (2, 40)), {}), ("f32", "i64"), impl), [x, at])
+    want = torch.einsum("gbv,gbe->vge", (at[..., None] == torch.arange(5)).float(), x)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_no_slot_looks_at_every_token() -> None:

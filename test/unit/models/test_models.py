@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,19 @@ def in_double(graph: Graph) -> Graph:
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [*TEXTS, *SLOTS])
 def test_loss_and_gradients_equal_pytorch(text: str):
+    check_gradients(text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [0, 30, 100, 400])
+def test_experts_that_all_tokens_choose_or_none(capacity: int):
+    """The biases that balance DeepSeek-V3's experts send every token to the first three of eight."""
+    bias = np.array([30.0, 20.0, 10.0, *[-50.0] * 5])
+    check_gradients(f"deepseek_v3,capacity={capacity},balance=100", {"e_score_correction_bias": bias})
+
+
+def check_gradients(text: str, given: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
+    """Of a small model whose weights are random, but for those `given` by the ends of their names."""
     name, keys = small(text)
     graph = differentiate(in_double(build(name, **keys)), Optimizer())
     random = np.random.default_rng(0)
@@ -165,6 +179,8 @@ def test_loss_and_gradients_equal_pytorch(text: str):
         for n in graph.inputs
     }
     weights = {n.name: random.standard_normal(n.types[0].shape) for n in graph.weights()}
+    for end, array in (given or {}).items():
+        weights.update({name: array for name in weights if name.endswith(end)})
     values = interpret(graph, inputs, weights)
 
     at = {n: torch.tensor(a, requires_grad=True) for n, a in weights.items()}

@@ -226,6 +226,14 @@ def test_experts_cost_four_exchanges_of_their_slots_per_layer(ep: int):
     assert sum(m.kind == "all_reduce" and m.elements == expert for m in moves) == (6 if ep == 2 else 0)
 
 
+@pytest.mark.parametrize("group", [8, 16, 32, 64])
+def test_experts_are_divided_where_there_are_fewer_groups_than_devices(group: int):
+    serial, machine = build("moe", **MIXTURE, dispatch="sparse", capacity=100, group=group), boxes(2, 2)
+    plan = recipe(serial, machine, Degrees(ep=4))
+    assert {n.types[0].degrees for n in plan.weights() if ".experts." in n.name} == {(4, 1, 1)}
+    check_gradients(serial, plan, machine)
+
+
 @pytest.mark.parametrize("degrees", ["ep=2", "ep=4,zero=2", "ep=2,zero=3", "tp=2,ep=2", "tp=2,sp=true,ep=2,zero=1"])
 def test_recipes_of_mixtures_have_the_serial_gradients(degrees: str):
     keys = {**MIXTURE, "layers": 1, "capacity": 75, "balance": 500}

@@ -69,14 +69,15 @@ def scattered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
     if variable in at.dims or at.kind != "int" or body.kind != "float":
         return None
     index, start = at.text, writer.starts.get(variable)
-    if start is not None:
-        # Elements that belong to other pieces are added to one place after the last, which is cut off.
-        local = writer.named("place", f"{index.at(SUM)} - {start}")
-        index = Text(f"torch.where(({local} >= 0) & ({local} < {size}), {local}, {size})")
-    places = size + (start is not None)
     kept = tuple(n for n in at.dims if n not in expr.names)
     summed = tuple(n for n in at.dims if n in expr.names)
     rest = tuple(n for n in body.dims if n not in at.dims)
+    outside = start is not None or bool(kept and rest)
+    if outside:
+        # Elements of places that are not here are added to one place after the last, which is cut off.
+        local = writer.named("place", index.text if start is None else f"{index.at(SUM)} - {start}")
+        index = Text(f"torch.where(({local} >= 0) & ({local} < {size}), {local}, {size})")
+    places = size + outside
     value = writer.tensor(body)
     if kept and rest:
         # Dims that stay are one with the indexed dim: an embedding's gradient again.

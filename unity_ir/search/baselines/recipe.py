@@ -225,7 +225,8 @@ def _exchanged(mesh: Mesh, axes: range, choose: Choose, settle: Settle) -> tuple
             return layout
         slots, groups = 0, 1
         left = value.shape[slots] // prod(mesh.sizes[a] for a, role in enumerate(layout) if role == slots)
-        moved = [axis for axis in axes if layout[axis] == groups]
+        # Where there are fewer groups than devices, some have the same; each then takes a part of their slots.
+        moved = [axis for axis in axes if layout[axis] in (groups, REPEAT)]
         if left % prod(mesh.sizes[axis] for axis in moved):
             return layout
         return tuple(slots if axis in moved else role for axis, role in enumerate(layout))
