@@ -19,13 +19,16 @@ from unity_ir.rules.proof.prove import prove
 
 RULES = [a.rule for a in (*axioms(), *statements()) if a.verdict == "proved"]
 RULES += [r for c in COLLECTIONS for r in rules(c) if r.name not in VERDICTS]
+SYMMETRIC = ("add", "mul", "maximum", "minimum")
+CUT_OFF = ("pad_mm.mn",)
+"""Rules whose target cuts off all that it pads: with more padding they are as true."""
 
 
 def _changed(operation: Operation) -> Iterator[Operation]:
     """The operation with two operands swapped, with an attribute changed, or left out."""
     operands = operation.operands
     for order in permutations(operands):
-        if order != operands and operation.op not in ("add", "mul"):
+        if order != operands and operation.op not in SYMMETRIC:
             yield replace(operation, operands=order)
     for i, (name, value) in enumerate(operation.attributes):
         for other in (o for o in _others(name, value) if o != value):
@@ -79,7 +82,7 @@ def test_mutants_are_not_proved(rule: Substitution, monkeypatch: pytest.MonkeyPa
     # One in eight of each rule's, which of them depends on the rule.
     for mutant in islice(mutants(rule), len(rule.name) % 8, None, 8):
         proof = prove(mutant)
-        assert not proof.proved
+        assert not proof.proved or rule.name in CUT_OFF
         if proof.verdict == "refuted" and not proof.detail.startswith("ill-typed"):
             with monkeypatch.context() as blind:
                 # Without samples to show it that there is nothing to prove.
