@@ -78,7 +78,7 @@ NAMED: list[tuple[str, Any, dict[str, Any], str]] = [
         "torch.nn.functional.avg_pool2d(a, (2, 2), (2, 2), (0, 0), divisor_override=4)",
     ),
     ("pad", ((2, 3),), {"dim": 1, "before": 1, "after": 2, "interior": 0}, "torch.nn.functional.pad(a, (1, 2))"),
-    ("topk", ((2, 7),), {"k": 3}, "(a.sort(dim=1, descending=True, stable=True)).values.narrow(1, 0, 3)"),
+    ("topk", ((2, 7),), {"k": 3}, "(a.sort(dim=-1, descending=True, stable=True)).values.narrow(-1, 0, 3)"),
 ]
 
 

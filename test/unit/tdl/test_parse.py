@@ -71,7 +71,7 @@ BAD = [
     ("f(x) out[a..] = x[~a..] where size(~a..) = 3", "f: ~a.. in size: only operands broadcast"),
     ("f(x) out[a.., b..] = x[~a.., b..]", "f: x broadcasts ~a.. beside another pack"),
     ("f(x) out[a..] = x[~a..] * position(b..)", "f: index b.. of position is neither in the result"),
-    ("f(x) out[i] = opaque nosuch[i; j](x[j]) where size(i) = 2", "f: no opaque function nosuch; known are topk_"),
+    ("f(x) out[i] = opaque nosuch[i; j](x[j]) where size(i) = 2", "f: no opaque function nosuch; known are equals"),
     ("f(x) out[i] = opaque topk_values[i; i](x[i])", "f: i is bound twice in nested scopes; rename one"),
     ("f(x) out[i] = opaque topk_values[k; j](x[j])", "f: index k of topk_values is neither in the result"),
     ("f(x) out[a..] = opaque topk_values[a..; b..](x[b..])", "f: topk_values[...] takes one plain index and makes one"),
