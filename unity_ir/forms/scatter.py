@@ -17,7 +17,7 @@ Most places per integer for which a scatter-add into a tensor is matched: its ke
 which copies it, and the kernel without a tensor one for every integer only.
 """
 
-FEWEST = 32
+FEWEST_IN_GROUPS = 32
 """
 Fewest integers of a group, and elements of a place, for which many scatter-adds, one for each group, are matched: where
 there are fewer integers, to look at all of them for each place costs less than to sort them, and where places have few
@@ -71,7 +71,7 @@ def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     if {*positions} != summed or len({*read}) < len(read) or found.variable in read or found.variable not in places:
         return None
     columns = prod(extents[n] for n in places if n not in (found.variable, *kept))
-    if kept and (total is not None or min(columns, prod(extents[n] for n in positions)) < FEWEST):
+    if kept and (total is not None or min(columns, prod(extents[n] for n in positions)) < FEWEST_IN_GROUPS):
         return None
     count = prod(extents[n] for n in read)
     if total is not None and extents[found.variable] > MOST_PLACES * count:

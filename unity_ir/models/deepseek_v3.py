@@ -2,7 +2,7 @@
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
-from unity_ir.models.experts import Capacity, balance_loss, chosen_experts, scaled_to_one, with_balance
+from unity_ir.models.experts import Mixture, chosen_experts, scaled_to_one
 from unity_ir.pcg.graph import Graph, Value
 
 
@@ -51,7 +51,6 @@ def build(
     Raises `UnityError` where `groups` do not divide the experts, or have too few, and for a `group` that does not
     divide the tokens.
     """
-    limit = Capacity.of("deepseek_v3", capacity, group, balance, batch, sequence)
     if experts % groups or experts < 2 * groups or chosen_groups > groups:
         raise UnityError(
             f"--model: deepseek_v3: {experts} experts are not {groups} equal groups of 2 or more, of which"
@@ -65,8 +64,8 @@ def build(
     b = Builder("deepseek_v3")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
     documents = b.documents(tokens, separator, vocabulary)
+    mixture = Mixture.of(b, tokens, capacity, group, balance)
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
-    balances: list[Value] = []
     for i in range(layers):
         name = f"model.layers.{i}"
         h = _norm(b, x, f"{name}.input_layernorm")
@@ -78,16 +77,14 @@ def build(
             continue
         h = b.op("reshape", h, shape=(batch * sequence, hidden))
         scores, indices = _routed(b, h, f"{name}.mlp.gate", experts, chosen, groups, chosen_groups)
-        if balance:
-            gates = scaled_to_one(b, scores)
-            balances.append(balance_loss(b, gates, indices, batch * sequence // (group or sequence)))
+        mixture.balanced(scaled_to_one(b, scores), indices)
         shares = b.op("scale", scaled_to_one(b, b.op("gather", scores, indices, dim=1)), by=2.5)
-        each = chosen_experts(b, h, indices, shares, f"{name}.mlp.experts", experts, intermediate, limit)
+        each = chosen_experts(mixture, h, indices, shares, f"{name}.mlp.experts", experts, intermediate)
         h = b.op("add", each, b.gated_mlp(h, f"{name}.mlp.shared_experts", intermediate))
         x = b.op("add", x, b.op("reshape", h, shape=x.shape))
     x = _norm(b, x, "model.norm")
     loss = b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels)
-    return b.graph(with_balance(b, loss, balances, balance))
+    return b.graph(mixture.added_to(loss))
 
 
 def _norm(b: Builder, x: Value, name: str) -> Value:

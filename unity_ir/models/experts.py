@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
@@ -10,37 +10,54 @@ from unity_ir.pcg.graph import Value
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class Mixture:
     """
-    The number of tokens that an expert takes of a group, which is `percent` per cent of an even share, rounded up;
-    `group` are the tokens of a group. What an expert is sent beyond that is dropped.
+    How the experts of a model take tokens, which come in groups, and the balance losses of its layers so far.
+
+    An expert takes of each group at most `capacity` per cent of an even share, rounded up, and drops the rest; with
+    `capacity` 0 it takes all. `group` is the number of tokens of a group, and `balance` the weight of each balance
+    loss, in ten-thousandths.
     """
 
-    percent: int
+    b: Builder
+    capacity: int
     group: int
+    balance: int
+    losses: list[Value] = field(default_factory=list[Value])
 
     @staticmethod
-    def of(model: str, capacity: int, group: int, balance: int, batch: int, sequence: int) -> Capacity | None:
+    def of(b: Builder, tokens: Value, capacity: int, group: int, balance: int) -> Mixture:
         """
-        Return what a model's keys `capacity`, in per cent, and `group` ask for, at this batch and sequence; None for a
-        capacity of 0, which means that nothing is dropped. With `group` 0, a group is a sample.
+        Return what the keys `capacity`, `group` and `balance` of a model ask for, at tokens [batch, sequence]. With
+        `group` 0, a group is a sample.
 
-        Raises `UnityError` for a group that does not divide the tokens, and for one that neither the capacity nor the
-        `balance` loss uses.
+        Raises `UnityError` for a group that does not divide the tokens, and for one that nothing uses.
         """
+        batch, sequence = tokens.shape
         if group and not capacity and not balance:
-            raise UnityError(f"--model: {model}: group is {group}, but there is no capacity and no balance to use it")
+            raise UnityError(f"--model: {b.name}: group is {group}, but there is no capacity and no balance to use it")
         group = group or sequence
         if batch * sequence % group:
-            raise UnityError(f"--model: {model}: group is {group}; it must divide the {batch * sequence} tokens")
-        return Capacity(capacity, group) if capacity else None
+            raise UnityError(f"--model: {b.name}: group is {group}; it must divide the {batch * sequence} tokens")
+        return Mixture(b, capacity, group, balance)
 
     def slots(self, chosen: int, experts: int) -> int:
         """
         Return how many tokens of a group each of `experts` experts takes where each token goes to `chosen` of them: no
         more than there are.
         """
-        return min(-(-self.percent * self.group * chosen // (100 * experts)), self.group)
+        return min(-(-self.capacity * self.group * chosen // (100 * experts)), self.group)
+
+    def balanced(self, gates: Value, indices: Value) -> None:
+        """Add the balance loss of a layer with these gates and chosen experts (`balance_loss`), if it has a weight."""
+        if self.balance:
+            self.losses.append(balance_loss(self.b, gates, indices, gates.shape[0] // self.group))
+
+    def added_to(self, loss: Value) -> Value:
+        """Return a model's loss plus the balance losses of its layers, each times its weight."""
+        for each in self.losses:
+            loss = self.b.op("add", loss, self.b.op("scale", each, by=self.balance * 1e-4))
+        return loss
 
 
 def chosen_shares(b: Builder, gates: Value, chosen: int) -> tuple[Value, Value]:
@@ -59,26 +76,24 @@ def scaled_to_one(b: Builder, shares: Value) -> Value:
 
 
 def chosen_experts(
-    b: Builder,
+    mixture: Mixture,
     x: Value,
     indices: Value,
     shares: Value,
     name: str,
     experts: int,
     intermediate: int,
-    capacity: Capacity | None,
     parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> Value:
     """
     Return the sum of experts' results, each times its share, [tokens, hidden], for tokens `x` [tokens, hidden]: of the
     experts `indices` [tokens, chosen] with `shares` [tokens, chosen]. Each token is computed by its experts only;
-    without a `capacity` none is dropped.
+    what exceeds the capacity of an expert is dropped, if `mixture` has one.
 
     The weights of all `experts` are stacked, `{name}.{part}.weight`, for the names of the gate's, the other input's and
     the output's product, `parts`; `intermediate` is the width of an expert.
     """
-    tokens, hidden = x.shape
-    chosen = indices.shape[1]
+    b, (tokens, hidden), chosen = mixture.b, x.shape, indices.shape[1]
 
     def gated(x: Value, operator: str, *routes: Value) -> Value:
         """Return the experts' gated MLPs of `x` [.., hidden], which `operator` multiplies by a stack of weights."""
@@ -90,15 +105,15 @@ def chosen_experts(
         h = b.op("mul", b.op("silu", product(x, gate, intermediate)), product(x, up, intermediate))
         return product(h, down, hidden)
 
-    if capacity is None:
+    if not mixture.capacity:
         each = gated(b.op("expand", x, dim=1, sizes=(chosen,), degrees=(1,)), "routed_matmul", indices)
         return b.op("reduce_sum", b.op("mul", each, b.op("reshape", shares, shape=(tokens, chosen, 1))), dim=1)
-    groups, slots = tokens // capacity.group, capacity.slots(chosen, experts)
-    x = b.op("reshape", x, shape=(groups, capacity.group, hidden))
-    indices, shares = (b.op("reshape", v, shape=(groups, capacity.group, chosen)) for v in (indices, shares))
+    groups, slots = tokens // mixture.group, mixture.slots(chosen, experts)
+    x = b.op("reshape", x, shape=(groups, mixture.group, hidden))
+    indices, shares = (b.op("reshape", v, shape=(groups, mixture.group, chosen)) for v in (indices, shares))
     # All first choices of a group are before the second ones.
     indices, shares = (b.op("transpose", v, perm=(0, 2, 1)) for v in (indices, shares))
-    each = (groups, chosen * capacity.group)
+    each = (groups, chosen * mixture.group)
     number = b.op("reshape", b.op("queue", b.op("reshape", indices, shape=each)), shape=indices.shape)
     at = b.op("slot", indices, number, capacity=slots)
     once = b.op("in_slots", b.full(1.0, *shares.shape), number, capacity=slots)
@@ -111,10 +126,10 @@ def chosen_experts(
 
 def balance_loss(b: Builder, gates: Value, indices: Value, groups: int) -> Value:
     """
-    Return a scalar that is 1 where the tokens of each of `groups` groups are spread evenly over the experts, and larger
-    where they are not: the mean over groups of `sum[e](f[e] * p[e])`, for the share `f` of the choices `indices`
-    [tokens, chosen] that are of expert e, times the number of experts, and the mean `p` of its `gates` [tokens,
-    experts], which sum to 1 for each token (Fedus 2021, section 2.2; DeepSeek-V3, section 2.1.2, for each sequence).
+    Return a scalar that is 1 where each of `groups` groups chooses all experts equally often: the mean over groups of
+    `sum[e](f[e] * p[e])`. `f[e]` is the share of the choices `indices` [tokens, chosen] that are of expert e, times the
+    number of experts; `p[e]` is the mean of its `gates` [tokens, experts], which sum to 1 for each token (Fedus 2021,
+    section 2.2; of DeepSeek-V3, section 2.1.2, the loss of each sequence).
 
     Gradients flow through the gates alone. As it is a mean over groups, groups can be divided, also in time.
     """
@@ -125,10 +140,3 @@ def balance_loss(b: Builder, gates: Value, indices: Value, groups: int) -> Value
     means = b.op("reduce_mean", b.op("reshape", gates, shape=shape), dim=1)
     loss = b.op("reduce_mean", b.op("reduce_sum", b.op("mul", counts, means), dim=1), dim=0)
     return b.op("scale", loss, by=experts / (shape[1] * chosen))
-
-
-def with_balance(b: Builder, loss: Value, balances: list[Value], weight: int) -> Value:
-    """Return a loss plus `weight` ten-thousandths of each of the balance losses of a model's layers."""
-    for each in balances:
-        loss = b.op("add", loss, b.op("scale", each, by=weight * 1e-4))
-    return loss

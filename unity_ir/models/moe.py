@@ -2,7 +2,7 @@
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
-from unity_ir.models.experts import Capacity, balance_loss, chosen_experts, chosen_shares, with_balance
+from unity_ir.models.experts import Mixture, chosen_experts, chosen_shares
 from unity_ir.pcg.graph import Graph, Value
 
 
@@ -45,13 +45,12 @@ def build(
         raise UnityError(f"--model: moe: dispatch is {dispatch!a}; it must be dense or sparse")
     if capacity and dispatch == "dense":
         raise UnityError("--model: moe: a capacity needs dispatch=sparse; with dense, experts compute every token")
-    limit = Capacity.of("moe", capacity, group, balance, batch, sequence)
     b = Builder("moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
     documents = b.documents(tokens, separator, vocabulary)
+    mixture = Mixture.of(b, tokens, capacity, group, balance)
     kv = hidden // heads * kv_heads
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
-    balances: list[Value] = []
     for i in range(layers):
         name = f"model.layers.{i}"
         h = b.op("rms_norm", x, b.weight(f"{name}.input_layernorm.weight", hidden))
@@ -64,17 +63,16 @@ def build(
         name = f"{name}.block_sparse_moe"
         gates = b.op("softmax", b.linear(h, f"{name}.gate", experts, bias=False))
         indices, shares = chosen_shares(b, gates, chosen)
-        if balance:
-            balances.append(balance_loss(b, gates, indices, batch * sequence // (group or sequence)))
+        mixture.balanced(gates, indices)
         if dispatch == "dense":
             h = _experts(b, h, indices, shares, f"{name}.experts", experts, intermediate)
         else:
             parts = "w1", "w3", "w2"
-            h = chosen_experts(b, h, indices, shares, f"{name}.experts", experts, intermediate, limit, parts)
+            h = chosen_experts(mixture, h, indices, shares, f"{name}.experts", experts, intermediate, parts)
         x = b.op("add", x, b.op("reshape", h, shape=x.shape))
     x = b.op("rms_norm", x, b.weight("model.norm.weight", hidden))
     loss = b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels)
-    return b.graph(with_balance(b, loss, balances, balance))
+    return b.graph(mixture.added_to(loss))
 
 
 def _experts(b: Builder, x: Value, indices: Value, shares: Value, name: str, experts: int, intermediate: int) -> Value:

@@ -1,8 +1,8 @@
 """Qwen3-30B-A3B (Qwen, 2025): decoder of 128 small experts, 8 per token, with norms of queries and keys."""
 
 from unity_ir.models.builder import Builder
-from unity_ir.models.experts import Capacity, balance_loss, chosen_experts, chosen_shares, with_balance
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.models.experts import Mixture, chosen_experts, chosen_shares
+from unity_ir.pcg.graph import Graph
 
 
 def build(
@@ -37,12 +37,11 @@ def build(
 
     Raises `UnityError` for a group that does not divide the tokens.
     """
-    limit = Capacity.of("qwen3_moe", capacity, group, balance, batch, sequence)
     b = Builder("qwen3_moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
     documents = b.documents(tokens, separator, vocabulary)
+    mixture = Mixture.of(b, tokens, capacity, group, balance)
     x = b.op("embedding", tokens, b.weight("model.embed_tokens.weight", vocabulary, hidden))
-    balances: list[Value] = []
     for i in range(layers):
         name = f"model.layers.{i}"
         h = b.op("rms_norm", x, b.weight(f"{name}.input_layernorm.weight", hidden), eps=1e-6)
@@ -60,10 +59,9 @@ def build(
         h = b.op("reshape", h, shape=(batch * sequence, hidden))
         gates = b.op("softmax", b.linear(h, f"{name}.mlp.gate", experts, bias=False))
         indices, shares = chosen_shares(b, gates, chosen)
-        if balance:
-            balances.append(balance_loss(b, gates, indices, batch * sequence // (group or sequence)))
-        h = chosen_experts(b, h, indices, shares, f"{name}.mlp.experts", experts, intermediate, limit)
+        mixture.balanced(gates, indices)
+        h = chosen_experts(mixture, h, indices, shares, f"{name}.mlp.experts", experts, intermediate)
         x = b.op("add", x, b.op("reshape", h, shape=x.shape))
     x = b.op("rms_norm", x, b.weight("model.norm.weight", hidden), eps=1e-6)
     loss = b.op("cross_entropy", b.linear(x, "lm_head", vocabulary, bias=False), labels)
-    return b.graph(with_balance(b, loss, balances, balance))
+    return b.graph(mixture.added_to(loss))

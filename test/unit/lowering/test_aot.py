@@ -224,6 +224,32 @@ def test_grouped_products(target: str) -> None:
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.slow
+@pytest.mark.parametrize("target", SHARED_LIMITS)
+def test_slots(target: str) -> None:
+    """Of a mixture's size, in both types; products of experts are matrix products, in bf16 of tensor cores."""
+    x, at, y = (2, 4096, 1024), (2, 2, 4096), (8 * 1280, 2, 1024)
+    rows, w = (8, 1280, 2, 1024), (8, 1024, 3584)
+    cases = [
+        ("to_slots", (x, at, at), {"size": y[0], "degrees": (1,)}),
+        ("from_slots", (y, at, at), {}),
+        ("slot_shares", (x, y, at), {}),
+        ("expert_matmul", (rows, w), {}),
+        ("expert_matmul_nt", ((*rows[:-1], 3584), w), {}),
+        ("expert_matmul_tn", (rows, (*rows[:-1], 3584)), {}),
+    ]
+    jobs: list[Job] = []
+    for dtype, case in itertools.product(("f32", "bf16"), cases):
+        one = made((*case, dtype))
+        jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled]
+        if dtype == "bf16" and case[0].startswith("expert"):
+            assert all("mma" in c.expects for c in one.compiled), case
+    jobs = of_target(jobs, target)
+    for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
+        assert violations(job, outcome, target) == [], (job.compiled, outcome)
+
+
 LAYOUTS = ["x[m, k] * w[k, n]", "x[k, m] * w[k, n]", "x[m, k] * w[n, k]", "x[k, m] * w[n, k]"]
 AFTER = [
     "f(x, w) out[m, n] = P",

@@ -167,7 +167,7 @@ def test_experts_that_all_tokens_choose_or_none(capacity: int):
 
 
 def check_gradients(text: str, given: Mapping[str, np.ndarray[Any, Any]] | None = None) -> None:
-    """Of a small model whose weights are random, but for those `given` by the ends of their names."""
+    """Weights are random; one whose name ends as a key of `given` has that array."""
     name, keys = small(text)
     graph = differentiate(in_double(build(name, **keys)), Optimizer())
     random = np.random.default_rng(0)

@@ -138,8 +138,8 @@ def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
 def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
     """
     Return code for the opaque function `function` of `value`, along one dim, as `tdl/opaque.py` defines it. `taken` is
-    the index variable that this dim of `value` ranges over, `made` the one that it ranges over in the result, which has
-    the first of the function's values.
+    the index variable that this dim of `value` ranges over, and `made` the one that it ranges over in the result; as
+    many of the function's values are returned as `made` has positions.
 
     Raises `UnityError` for functions without a text here.
     """

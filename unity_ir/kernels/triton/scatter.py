@@ -62,7 +62,10 @@ def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     count = prod(stage.extents[n] for n in of.positions)
     by_position = stage.extents[of.pick.variable] > count and of.total is None and not of.kept
     found = made.of_positions(stage, of) if by_position else None
-    before = found.lines if found else made.lines(stage, of.pick.variable, of.pick.at, of.kept)
+    if found:
+        before = found.lines
+    else:
+        before = made.lines_of_groups(stage, of) if of.kept else made.lines(stage, of.pick.variable, of.pick.at)
     whole = of.kept or of.pick.variable in free_variables(of.pick.body)
     chunks = None if whole else _Chunks.of(stage, of, count)
     first = [] if chunks is None else [_chunks(stage, of, made, chunks)]
@@ -114,34 +117,41 @@ class Sorted:
         count = prod(stage.extents[n] for n in of.positions)
         return Positions(tuple(lines), Argument(places, ids.argument.type), Argument(ends, "*i64"), count)
 
-    def lines(self, stage: Stage, variable: str, at: Access, kept: Sequence[str] = ()) -> tuple[str, ...]:
+    def lines(self, stage: Stage, variable: str, at: Access) -> tuple[str, ...]:
         """
         Return the launcher's lines of code that compute the tensors `order` and `begins` for `stage`, the result to
         compute.
 
         `at` reads the integer operand, whose values are positions along the index variable called `variable`. If this
         rank has only a piece of that variable's positions, `begins` has entries for the piece alone, and one for its
-        end. If the integers' first dims are variables that are `kept`, places are those of each position there, one
-        after the other, and `begins` has an entry for each of them and one for the end of each position's last.
+        end.
         """
         ids = stage.buffers[at.tensor].name
         start, count = stage.starts.get(variable), stage.extents[variable]
-        if kept:
-            groups, places = prod(stage.extents[n] for n in kept), f"{self.order}_places"
-            less = "" if start is None else f" - {start}"
-            return (
-                f"{places} = {ids}.reshape({groups}, -1){less}",
-                f"{places} = torch.where(({places} >= 0) & ({places} < {count}), {places}, {count})",
-                f"{places} = {places} + {count + 1} * torch.arange({groups}, device={ids}.device)[:, None]",
-                f"{places}, {self.order} = torch.sort({places}.flatten(), stable=True)",
-                f"{self.begins} = torch.arange({groups * (count + 1)}, device={ids}.device)",
-                f"{self.begins} = torch.searchsorted({places}, {self.begins})",
-            )
         limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
         return (
             f"{self.order} = torch.argsort({ids}.flatten(), stable=True)",
             f"{self.begins} = torch.arange({limits}, dtype={ids}.dtype, device={ids}.device)",
             f"{self.begins} = torch.searchsorted({ids}.flatten()[{self.order}], {self.begins})",
+        )
+
+    def lines_of_groups(self, stage: Stage, of: Scatter) -> tuple[str, ...]:
+        """
+        Return what `lines` does where `of` has a sum for each position along the integers' first dims, a *group*. The
+        places of the first group come first in `begins`; after those of each group there is an entry for its end, where
+        the integers begin that name no place of this rank's piece.
+        """
+        variable, ids = of.pick.variable, stage.buffers[of.pick.at.tensor].name
+        start, count = stage.starts.get(variable), stage.extents[variable]
+        groups, places = prod(stage.extents[n] for n in of.kept), f"{self.order}_places"
+        less = "" if start is None else f" - {start}"
+        return (
+            f"{places} = {ids}.reshape({groups}, -1){less}",
+            f"{places} = torch.where(({places} >= 0) & ({places} < {count}), {places}, {count})",
+            f"{places} = {places} + {count + 1} * torch.arange({groups}, device={ids}.device)[:, None]",
+            f"{places}, {self.order} = torch.sort({places}.flatten(), stable=True)",
+            f"{self.begins} = torch.arange({groups * (count + 1)}, device={ids}.device)",
+            f"{self.begins} = torch.searchsorted({places}, {self.begins})",
         )
 
 
@@ -261,7 +271,7 @@ class _Body:
         only = f", mask={mask}, other=0" if mask else ""
         writer.emit(f"{position} = tl.load({self.pointers['order']} + {number}{only})")
         if self.of.kept:
-            # The row says in which of the kept positions it is.
+            # The row says which group it is of.
             writer.emit(f"{position} %= {prod(writer.extents[n] for n in self.of.positions)}")
         writer.axes.append(Axis(position, self.of.positions, mask))
         value = writer.number(self.of.pick.body)
@@ -331,7 +341,7 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, fou
     if found is None:
         row = body.begin("row")
         to_row()
-        # Between those of two kept positions, there is the end of the first one's last.
+        # After the places of each group there is an entry for its end.
         at = f"{row} + {row} // {stage.extents[of.pick.variable]}" if of.kept else row
         writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {at})")
         writer.emit(f"{end} = tl.load({body.pointers['begins']} + {at} + 1)")
