@@ -60,7 +60,7 @@ _PACKED = "separator=1,sequence=8,vocabulary=8"
 _SLOTS = "sequence=8,capacity=75,balance=500"
 VARIANTS = (
     *("moe,dispatch=sparse", f"gpt2,{_PACKED}", f"llama3_8b,{_PACKED}", f"moe,dispatch=sparse,{_SLOTS}"),
-    *(f"qwen3_moe,{_SLOTS},group=16", f"deepseek_v3,{_SLOTS},group=4"),
+    *(f"qwen3_moe,batch=16,{_SLOTS},group=16", f"deepseek_v3,{_SLOTS},group=4"),
 )
 """Models with other keys than these."""
 

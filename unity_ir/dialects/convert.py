@@ -103,7 +103,8 @@ def to_graph(func: FuncOp) -> Graph:
             case ParallelOp():
                 node = parallel(op.operator_name(), operands(op)[0], op.core_view, **op.degrees)
             case ComputeOp():
-                node = apply(op.operator_name(), operands(op), op.values, op.core_view)
+                time = core_type(op.results[0]).time
+                node = apply(op.operator_name(), operands(op), op.values, op.core_view, time)
             case UpdateOp():
                 op.check()
                 updates.append(Update(*operands(op)))
@@ -271,7 +272,7 @@ def _operation(node: Node, operands: Sequence[SSAValue]) -> Operation:
     if node.op in PARALLEL_OPS:
         return PARALLEL_OPS[node.op].make(operands, attributes, view)
     if node.op in COMPUTE_OPS:
-        return COMPUTE_OPS[node.op].make(operands, attributes, view)
+        return COMPUTE_OPS[node.op].make(operands, attributes, view, time=node.types[0].time)
     value = node.attribute("name" if node.op == "weight" else "value")
     own: dict[str, Attribute] = {} if view is None else {"view": view}
     if "master" in attributes:

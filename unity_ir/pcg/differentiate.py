@@ -90,12 +90,25 @@ def operand_gradients(
     for operand, value in zip(node.operands, found, strict=True):
         assert value is None or isinstance(value, Value)
         value = value if operand.type.is_floating else None
+        if value is not None:
+            value = _in_time_as(value, operand)
         if value is not None and again is not None:
             value = again.in_backward(value)
         if value is not None and not _is_dual(value.type, operand.type):
             raise AssertionError(f"{node.op}: gradient is {value.type}, the dual of its operand {operand.type.dual}")
         out.append(value)
     return tuple(out)
+
+
+def _in_time_as(gradient: Value, of: Value) -> Value:
+    """
+    Return a gradient of `of` that is in time as it must be: where the operator that spreads it along new dims left open
+    whether devices or micro-batches divide these.
+    """
+    node, time = gradient.node, of.type.dual.time
+    if gradient.type.time == time or not node.is_compute or not node.analysis.bound.free_degrees:
+        return gradient
+    return apply(node.op, node.operands, dict(node.attributes), node.view, time).results[gradient.index]
 
 
 def _is_dual(gradient: TensorType, of: TensorType) -> bool:

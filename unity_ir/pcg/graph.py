@@ -25,7 +25,7 @@ from unity_ir.tdl.parallel import (
     WHOLE,
     Configuration,
     Degrees,
-    configuration_in_time,
+    configurations_in_time,
     infer_configuration,
     result_degrees,
     without_time,
@@ -186,7 +186,7 @@ class Node:
         micro-batches alone, not devices; all are 1 for a node that a step runs once. Raises `UnityError` if the
         operator cannot be divided as its operands are.
         """
-        return _in_time(self.analysis, self.configuration, [v.type for v in self.operands])
+        return _in_time(self.analysis, self.configuration, [v.type for v in self.operands], self.types[0].time)
 
     @property
     def configuration_in_space(self) -> Configuration:
@@ -296,54 +296,71 @@ def leaf(op: str, type: TensorType, view: View | None = None, **attributes: Attr
 
 
 def apply(
-    op: str, operands: Sequence[Value], attributes: Mapping[str, AttrValue] | None = None, view: View | None = None
+    op: str,
+    operands: Sequence[Value],
+    attributes: Mapping[str, AttrValue] | None = None,
+    view: View | None = None,
+    time: InTime | None = None,
 ) -> Node:
     """
     Return the node that applies the compute operator called `op` to values. Its result types follow from the operator's
     TDL line.
 
     `attributes` that are left out have their defaults; with a `view` of None, `pcg.sharding.place` chooses the devices.
-    Equal nodes are one object. Raises `UnityError` (operator, rule, fix) if shapes, attributes, element types, degrees
-    or the view do not fit.
+    `time` says which pieces of the first result are in time where operands leave that open (`infer_types`). Equal nodes
+    are one object. Raises `UnityError` (operator, rule, fix) if shapes, attributes, element types, degrees or the view
+    do not fit.
     """
     operator = find_operator(op)
-    return _apply(operator, tuple(operands), operator.attributes(attributes or {}), view)
+    return _apply(operator, tuple(operands), operator.attributes(attributes or {}), view, time)
 
 
-def _apply(operator: Operator, operands: tuple[Value, ...], attributes: Attributes, view: View | None) -> Node:
-    types = infer_types(operator, tuple(v.type for v in operands), attributes)
+def _apply(
+    operator: Operator, operands: tuple[Value, ...], attributes: Attributes, view: View | None, time: InTime | None
+) -> Node:
+    types = infer_types(operator, tuple(v.type for v in operands), attributes, time)
     node = _make(operator.name, operands, attributes, types, view)
     if view is not None:
         check_view(node)
     return node
 
 
-def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes) -> tuple[TensorType, ...]:
+def infer_types(
+    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes, time: InTime | None = None
+) -> tuple[TensorType, ...]:
     """
     Return the result types of a compute operator, one per result, given its operands' types: shapes, element types and
     the pieces that results are divided into. `attributes` must have the defaults filled in. Memoised.
 
+    A dim that no operand has may be divided over devices or in time: `expand` of `[], copy = 4:t2` along a dim of
+    degree 2 is `[8:2], copy = 2:t2` or `[8:2:t2], copy = 2`. `time` is the division in time of the first result that
+    is meant; if there is none such, or with None, new dims are not divided in time unless that alone fits.
+
     Raises `UnityError` (operator, rule, fix) if shapes, attributes, element types or degrees do not fit.
     """
-    found = _types_or_message(operator, operands, attributes)
+    found = _types_or_message(operator, operands, attributes, None)
     if isinstance(found, str):
         raise UnityError(found)
+    if time is None or found[0].time in (time, None):
+        return found
+    found = _types_or_message(operator, operands, attributes, time)
+    assert not isinstance(found, str)
     return found
 
 
 @lru_cache(maxsize=65536)
 def _types_or_message(
-    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes
+    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes, time: InTime | None
 ) -> tuple[TensorType, ...] | str:
     """Return the result types, or the error's message: rules and layouts are tried on types that do not fit, too."""
     try:
-        return _infer_types(operator, operands, attributes)
+        return _infer_types(operator, operands, attributes, time)
     except UnityError as error:
         return str(error)
 
 
 def _infer_types(
-    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes
+    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes, time: InTime | None
 ) -> tuple[TensorType, ...]:
     analysis = operator.bind(tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands))
     bound = analysis.bound
@@ -355,19 +372,22 @@ def _infer_types(
             raise
         said = str(error).partition("; insert ")[0]
         raise UnityError(f"{said}; of what is in time, pcg.accumulate adds up addends after the loop") from error
-    times = result_degrees(analysis, _in_time(analysis, configuration, operands))
+    times = result_degrees(analysis, _in_time(analysis, configuration, operands, time))
     return tuple(
-        divided_type(shape, result.dtype or dtype, d, time=_time_of(time))
-        for result, shape, d, time in zip(
+        divided_type(shape, result.dtype or dtype, d, time=_time_of(in_time))
+        for result, shape, d, in_time in zip(
             bound.results, bound.result_shapes, result_degrees(analysis, configuration), times, strict=True
         )
     )
 
 
-def _in_time(analysis: Analysis, total: Configuration, operands: Sequence[TensorType]) -> Configuration:
+def _in_time(
+    analysis: Analysis, total: Configuration, operands: Sequence[TensorType], time: InTime | None
+) -> Configuration:
     """
-    Return how an operator's tasks are divided over micro-batches. Raises `UnityError` if some operands are in time and
-    others are not, or if the operator cannot be divided as they are.
+    Return how an operator's tasks are divided over micro-batches: of several ways, that in which its first result is in
+    time as `time` says, or else the first. Raises `UnityError` if some operands are in time and others are not, or if
+    the operator cannot be divided as they are.
     """
     found = {t.micro_batches for t in operands}
     if found == {1} or not found:
@@ -380,10 +400,13 @@ def _in_time(analysis: Analysis, total: Configuration, operands: Sequence[Tensor
             "so by pcg.reuse, one that is made in each is done with after pcg.accumulate or pcg.batch"
         )
     try:
-        return configuration_in_time(analysis, total, [t.parts_in_time for t in operands], *found)
+        ways = configurations_in_time(analysis, total, [t.parts_in_time for t in operands], *found)
     except UnityError as error:
         said = str(error).partition("; insert ")[0]
         raise UnityError(f"{said}, within the loop over micro-batches; that cannot be divided in time") from error
+    if len(ways) == 1:
+        return ways[0]
+    return next((way for way in ways if _time_of(result_degrees(analysis, way)[0]) == time), ways[0])
 
 
 def _time_of(degrees: Degrees) -> InTime | None:
@@ -480,7 +503,8 @@ def divide(node: Node, operands: Sequence[Value], configuration: Configuration, 
     """
     operator = node.operator
     shapes = tuple(v.type.shape for v in node.operands)
-    return _apply(operator, tuple(operands), operator.divided(shapes, node.attributes, configuration.degrees), view)
+    attributes = operator.divided(shapes, node.attributes, configuration.degrees)
+    return _apply(operator, tuple(operands), attributes, view, node.types[0].time)
 
 
 def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
@@ -500,7 +524,7 @@ def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> 
         return _make(node.op, (), node.attributes, node.types, view)
     if node.is_parallel:
         return parallel(node.op, operands[0], view, **{k: int(v) for k, v in node.attributes if isinstance(v, int)})
-    return _apply(node.operator, tuple(operands), node.attributes, view)
+    return _apply(node.operator, tuple(operands), node.attributes, view, node.types[0].time)
 
 
 @dataclass(frozen=True, slots=True)

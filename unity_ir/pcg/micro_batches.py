@@ -291,7 +291,7 @@ def in_micro_batches(
             degrees[variable] = degrees.get(variable, 1) * count
         shapes = tuple(v.shape for v in whole.operands)
         attributes = whole.operator.divided(shapes, whole.attributes, degrees)
-        return apply(node.op, given, dict(attributes), node.view).results
+        return apply(node.op, given, dict(attributes), node.view, times.of(of.results[0])).results
 
     found = rewrite(plan, lifted)
     if not found.outputs or found.outputs[0].shape != ():

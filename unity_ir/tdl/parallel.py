@@ -188,28 +188,33 @@ def infer_configuration(
     return Configuration(base.degrees, next(iter(copies.values()), 1), base.sums)
 
 
-def configuration_in_time(
+def configurations_in_time(
     analysis: Analysis, total: Configuration, operands: Sequence[Degrees], micro_batches: int
-) -> Configuration:
+) -> list[Configuration]:
     """
-    Infer how an operator's tasks are divided over the micro-batches of a step alone; return that as a configuration. It
-    is a factor of `total`, the configuration over micro-batches and devices together.
+    Infer how an operator's tasks can be divided over the micro-batches of a step alone; return that as configurations,
+    at least one. Each is a factor of `total`, the configuration over micro-batches and devices together.
 
-    `operands` has, for each operand in order, how it is divided over the `micro_batches` micro-batches. An index
-    variable that occurs in no operand is taken as undivided over them; if nothing fits then, each in turn is tried as
-    divided into `micro_batches` parts. Raises `UnityError` if no division fits the operands and divides `total`.
+    `operands` has, for each operand in order, how it is divided over the `micro_batches` micro-batches. There are
+    several where index variables occur in no operand: first that in which all of these are undivided over
+    micro-batches, then those in which one is divided into `micro_batches` parts. Raises `UnityError` if no division
+    fits the operands and divides `total`.
     """
     whole = dict.fromkeys(analysis.bound.free_degrees, 1)
+    found: list[Configuration] = []
     error: UnityError | None = None
     for free in (whole, *({**whole, v: micro_batches} for v in whole)):
         try:
             time = infer_configuration(analysis, operands, free)
-        except UnityError as found:
-            error = error or found
+        except UnityError as raised:
+            error = error or raised
             continue
         if _is_part(time, total):
-            return time
-    raise error or UnityError(f"pcg.{analysis.bound.operator}: its tasks do not divide into {micro_batches} in time")
+            found.append(time)
+    if not found:
+        operator = analysis.bound.operator
+        raise error or UnityError(f"pcg.{operator}: its tasks do not divide into {micro_batches} in time")
+    return found
 
 
 def _is_part(time: Configuration, total: Configuration) -> bool:
@@ -221,7 +226,7 @@ def _is_part(time: Configuration, total: Configuration) -> bool:
 def without_time(total: Configuration, time: Configuration) -> Configuration:
     """
     Return how an operator's tasks are divided over devices within one micro-batch: the configuration `total`, over
-    micro-batches and devices, divided by `time`, its part over micro-batches (`configuration_in_time`).
+    micro-batches and devices, divided by `time`, its part over micro-batches (`configurations_in_time`).
     """
     degrees = {v: n for v, d in total.degrees.items() if (n := d // time.degree(v)) > 1}
     sums = {c: n for c, d in total.sums.items() if (n := d // time.sums.get(c, 1)) > 1}

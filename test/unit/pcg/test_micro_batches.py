@@ -93,6 +93,25 @@ def test_the_gradient_of_a_weight_is_accumulated_where_it_is_reused():
     assert update.grad.node.operands[0].node.op == "reduce"
 
 
+def test_what_devices_add_up_and_micro_batches_average_has_a_gradient_in_time():
+    """
+    The gradient of the mean is in copies, 2 on devices and 2 in time. It is spread along the samples, which 2
+    micro-batches divide; 2 devices could.
+    """
+    x = leaf("input", tensor_type((8, 4), "f32", (2, 2), time=InTime(0, 2)), name="x").result
+    w = leaf("weight", tensor_type((4, 6), "f32", (2, 1)), name="w").result
+    y = apply("matmul", (x, parallel("reuse", w, by=2).result)).result
+    assert str(y.type) == "!pcg.tensor<[8:2:t2, 6], f32, sum = 2>"
+    mean = apply("reduce_mean", (y,), {"dim": 0, "count": 2}).result
+    assert str(mean.type) == "!pcg.tensor<[], f32, sum = 4:t2>"
+    out = parallel("reduce", parallel("accumulate", mean, by=2).result, by=2).result
+    step = differentiate(Graph("f", (x.node,), (out,)), SGD)
+    (spread,) = (n for n in step.nodes() if n.op == "reduce_mean_grad")
+    assert spread.types == (y.type.dual,)
+    assert spread.configuration_in_time.degrees == {"k0": 2}
+    assert parsed(str(from_graph(step))) == step
+
+
 @pytest.mark.parametrize(
     ("type", "message"),
     [

@@ -23,6 +23,7 @@ from unity_ir.dialects.pcg.ops import (
     as_parse_error,
     as_verify_error,
     core_type,
+    parse_tensor_types,
     parse_typed_operands,
     parse_view,
     split_attributes,
@@ -34,18 +35,23 @@ from unity_ir.ops import operators
 from unity_ir.ops.operator import Attributes, Operator
 from unity_ir.pcg.graph import apply, leaf, parallel
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.pcg.types import TensorType
+from unity_ir.pcg.types import InTime, TensorType
 from unity_ir.pcg.view import View
 from unity_ir.tdl.syntax import AttrValue
 
 
 @lru_cache(maxsize=16384)
 def infer_types(
-    op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None
+    op: str,
+    operands: tuple[TensorType, ...],
+    attributes: Attributes,
+    view: View | None,
+    time: InTime | None = None,
 ) -> list[PcgTensorType]:
     """
     Return the result types of the operator named `op`, parallel or compute, for operands of these types; check that its
-    machine view (the devices that it runs on) fits, unless `view` is None.
+    machine view (the devices that it runs on) fits, unless `view` is None. `time` says which pieces of the first result
+    are in time where operands leave that open.
 
     Raises `UnityError` where the operator does not apply, or its view does not fit. The result is cached: do not change
     the list.
@@ -54,7 +60,7 @@ def infer_types(
     if op in PARALLEL_OPERATORS:
         node = parallel(op, values[0], view, **{name: v for name, v in attributes if isinstance(v, int)})
     else:
-        node = apply(op, values, dict(attributes), view)
+        node = apply(op, values, dict(attributes), view, time)
     return tensor_types(node.types)
 
 
@@ -80,19 +86,19 @@ class OperatorOp(NodeOp, ABC):
         values: dict[str, AttrValue],
         view: ViewAttr | None = None,
         attributes: dict[str, Attribute] | None = None,
+        time: InTime | None = None,
     ) -> OperatorOp:
         """
         Return a new operation of this class. `operands` are its operands, and `values` the operator's attributes by
         name; the result types are inferred.
 
         `view` is its machine view, the devices that it runs on (None: not decided); `attributes` are attributes of
-        other dialects, whose names contain a dot. Raises `UnityError` where operands, values or view do not fit.
+        other dialects, whose names contain a dot. `time` says which pieces of the first result are in time where
+        operands leave that open. Raises `UnityError` where operands, values or view do not fit.
         """
         values = cls.checked(values)
-        types = tuple(core_type(v) for v in operands)
-        results = infer_types(
-            cls.operator_name(), types, tuple(sorted(values.items())), None if view is None else view.data
-        )
+        types, given = tuple(core_type(v) for v in operands), tuple(sorted(values.items()))
+        results = infer_types(cls.operator_name(), types, given, None if view is None else view.data, time)
         properties = {name: to_attribute(cls.kinds()[name], value) for name, value in values.items()}
         if view is not None:
             properties["view"] = view
@@ -118,12 +124,19 @@ class OperatorOp(NodeOp, ABC):
         """
         with as_verify_error():
             self.verify_attributes()
-            types = tuple(core_type(v) for v in self.operands)
-            attributes = tuple(sorted(self.checked(self.values).items()))
-            expected = infer_types(self.operator_name(), types, attributes, self.core_view)
-            if expected != list(self.result_types):
-                inferred, given = (", ".join(map(str, types)) for types in (expected, self.result_types))
-                raise UnityError(f"{self.name}: the result type is {inferred}, not {given}; correct it")
+            self.check_results(self.result_types)
+
+    def inferred(self, time: InTime | None) -> list[PcgTensorType]:
+        """Return the result types that follow from the operands, with `time` as in `make`. Raises `UnityError`."""
+        types, attributes = tuple(core_type(v) for v in self.operands), tuple(sorted(self.checked(self.values).items()))
+        return infer_types(self.operator_name(), types, attributes, self.core_view, time)
+
+    def check_results(self, given: Sequence[Attribute]) -> None:
+        """Raise `UnityError` unless types given for the results are those inferred from the operands."""
+        expected = self.inferred(given[0].data.time if given and isinstance(given[0], PcgTensorType) else None)
+        if expected != list(given):
+            inferred, written = (", ".join(map(str, types)) for types in (expected, given))
+            raise UnityError(f"{self.name}: the result type is {inferred}, not {written}; correct it")
 
 
 class ParallelOp(OperatorOp, ABC):
@@ -186,7 +199,10 @@ class ParallelOp(OperatorOp, ABC):
 
 
 class ComputeOp(OperatorOp, ABC):
-    """Base of the compute operators: `pcg.matmul %x, %w {act = "relu"} on #machine.view<...> : type, type`."""
+    """
+    Base of the compute operators: `pcg.matmul %x, %w {act = "relu"} on #machine.view<...> : type, type`. Types of
+    results may follow, `-> type`; they are printed where the operands leave open what of a result is in time.
+    """
 
     arguments = var_operand_def(PcgTensorType)
     outputs = var_result_def(PcgTensorType)
@@ -217,16 +233,22 @@ class ComputeOp(OperatorOp, ABC):
     @classmethod
     def parse(cls, parser: Parser) -> OperatorOp:
         """
-        Parse what follows the operation's name: `%x, %w {..} on #machine.view<..> : type, type`. Raises `ParseError`.
+        Parse what follows the operation's name: `%x, %w {..} on #machine.view<..> : type, type -> type`, of which the
+        last part may be left out. Raises `ParseError`.
         """
         position = parser.pos
         operands = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
         own, other = split_attributes(parser.parse_optional_attr_dict())
         view = parse_view(parser).get("view")
         arguments = parse_typed_operands(parser, operands)
+        results = parse_tensor_types(parser) if parser.parse_optional_punctuation("->") else []
         with as_parse_error(parser, position):
             values = {name: to_value(cls.name, name, attribute) for name, attribute in own.items()}
-            return cls.make(arguments, values, view if isinstance(view, ViewAttr) else None, other)
+            time = results[0].data.time if results else None
+            op = cls.make(arguments, values, view if isinstance(view, ViewAttr) else None, other, time)
+            if results:
+                op.check_results(results)
+            return op
 
     def print(self, printer: Printer) -> None:
         """
@@ -241,3 +263,8 @@ class ComputeOp(OperatorOp, ABC):
         self.print_view(printer)
         printer.print_string(" : ")
         printer.print_list(self.operand_types, printer.print_attribute)
+        results = list(self.result_types)
+        in_time = any(isinstance(t, PcgTensorType) and t.data.time for t in results)
+        if in_time and results != self.inferred(None):
+            printer.print_string(" -> ")
+            printer.print_list(self.result_types, printer.print_attribute)

@@ -75,11 +75,16 @@ def _parse_tensor_type(parser: Parser) -> PcgTensorType:
     return type
 
 
+def parse_tensor_types(parser: Parser) -> list[PcgTensorType]:
+    """Parse one or more types, `type, ...`. Raises `ParseError` for one that is no `!pcg.tensor`."""
+    return parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: _parse_tensor_type(parser))
+
+
 def parse_typed_operands(parser: Parser, operands: Sequence[UnresolvedOperand]) -> list[SSAValue]:
     """Parse `: type, ...`, a type for each of `operands`; return the resolved operands. Raises `ParseError`."""
     position = parser.pos
     parser.parse_punctuation(":")
-    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: _parse_tensor_type(parser))
+    types = parse_tensor_types(parser)
     if len(operands) != len(types):
         parser.raise_error(f"{len(operands)} operands, but {len(types)} types", position)
     return list(parser.resolve_operands(operands, types, position))
