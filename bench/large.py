@@ -28,6 +28,7 @@ from models import processor
 from rich.console import Console
 from rich.table import Table
 
+from unity_ir.api.options import search_options
 from unity_ir.cost.work import model_flops
 from unity_ir.machine import load
 from unity_ir.models import from_text
@@ -52,6 +53,10 @@ ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("mixtral_8x7b,batch=64", "dgx-h100:8", "joint", {}),
     ("qwen3_moe,batch=16", "dgx-h100:2", "joint", {}),
     ("qwen3_moe,batch=16", "dgx-h100:2", "zero3", {"recompute": "auto"}),
+    ("mixtral_8x7b,batch=64,capacity=100", "dgx-h100:8", "joint", {}),
+    ("mixtral_8x7b,batch=64,capacity=100", "dgx-h100:8", "degrees,zero=2,ep=8", {}),
+    ("qwen3_moe,batch=16,capacity=100", "dgx-h100:2", "joint", {}),
+    ("qwen3_moe,batch=16,capacity=100", "dgx-h100:2", "degrees,zero=3,ep=8", {}),
 )
 """Model, machine, strategy, and options of the search; Llamas of 8,192 tokens a sample where no other number is said,
 mixtures of 4,096."""
@@ -86,11 +91,13 @@ class Large:
 
 def measure(number: int) -> Large:
     """Search the plan of a row in this process."""
-    model, place, strategy, options = ROWS[number]
+    model, place, search, options = ROWS[number]
+    given = search_options(search)
+    strategy = str(given.pop("strategy"))
     start = time.perf_counter()
     serial = from_text(model)
     graph, machine, optimizer = mixed_precision(serial, "bf16"), load(place), Optimizer("adamw")
-    found = run(graph, machine, strategy, optimizer, **options)
+    found = run(graph, machine, strategy, optimizer, given, **options)
     wall = time.perf_counter() - start
     used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds, _ = as_emitted(found.graph, machine, optimizer)
@@ -98,7 +105,7 @@ def measure(number: int) -> Large:
     return Large(
         model,
         place,
-        ",".join([strategy, *(f"{key}={value}" for key, value in options.items())]),
+        ",".join([search, *(f"{key}={value}" for key, value in options.items())]),
         seconds,
         tokens / seconds / machine.devices,
         model_flops(serial) / seconds / machine.devices / machine.device.peak("bf16"),

@@ -47,7 +47,7 @@ LARGE = {"16": boxes(16), "2x8": boxes(2, 8), "2x2x2x2": boxes(2, 2, 2, 2), "2x6
 def bounds(graph, machine: Machine, known: float):
     """The bounds of every kind: by tables, by messages with more and more dims merged, and less and less."""
     yield axis_counts.bound(graph, machine, SGD, known)[0]
-    for merges in ((0,), (1,), (2,), (2, 1, 0)):
+    for merges in (((0,),), ((1,),), ((2,),), ((3,),), ((3,), (2,), (0,)), ((3,), (2,), (1,))):
         with limited(count_pairs=-1, near=0.0, merges=merges):
             yield axis_counts.bound(graph, machine, SGD, known)[0]
     with limited(count_pairs=-1):
@@ -191,7 +191,7 @@ def test_rows_left_of_a_finer_problem_have_its_best_choice(machine: Machine, see
         )
         least = FactorGraphBuilder(Solver(plain, SGD), graph).solve().seconds
         coarse, rows = None, None
-        for merge in (2, 1, 0):
+        for merge in (3, 2, 1, 0):
             builder = FactorGraphBuilder(Solver(replace(plain, merge=merge), SGD, stepwise=merge > 0), graph)
             problem = builder.problem()
             if coarse is not None:

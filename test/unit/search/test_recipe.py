@@ -21,7 +21,8 @@ from unity_ir.pcg.sharding import place
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.schedule import AHEAD
 from unity_ir.search import run
-from unity_ir.search.baselines.recipe import Degrees, recipe
+from unity_ir.search.baselines.recipe import Degrees, expert_degrees, recipe
+from unity_ir.search.choose.candidates import Baselines
 from unity_ir.simulate.report import simulated
 
 pytestmark = pytest.mark.slow
@@ -224,6 +225,17 @@ def test_experts_cost_four_exchanges_of_their_slots_per_layer(ep: int):
     assert [m.elements for m in moves if m.kind == "all_to_all"] == [slots * MIXTURE["hidden"] // 4] * 4 * 2
     expert = MIXTURE["experts"] * MIXTURE["hidden"] * MIXTURE["intermediate"] // ep
     assert sum(m.kind == "all_reduce" and m.elements == expert for m in moves) == (6 if ep == 2 else 0)
+
+
+def test_expert_parallelism_of_every_degree_is_a_baseline():
+    """Also of those that are made without a search: joint compares the graph without rewrites with these alone."""
+    serial, machine = build("moe", **MIXTURE, dispatch="sparse", capacity=100), a100s(2, 2)
+    for quick in (False, True):
+        found = {c.name: c.graph for c in Baselines(machine, Optimizer())((serial, quick))}
+        for ep in (2, 4):
+            assert found[f"degrees,zero=2,ep={ep}"] == recipe(serial, machine, Degrees(zero=2, ep=ep))
+    assert expert_degrees(serial, machine) == [2, 4]
+    assert expert_degrees(build("moe", **MIXTURE, dispatch="sparse"), machine) == []
 
 
 @pytest.mark.parametrize("group", [8, 16, 32, 64])

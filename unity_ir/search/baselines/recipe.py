@@ -192,8 +192,23 @@ def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
             raise UnityError(f"degrees: tp={tp} does not divide {said} heads of attention; use a divisor of them")
 
 
+def expert_degrees(graph: Graph, machine: Machine) -> list[int]:
+    """
+    Return the degrees above 1 of expert parallelism without tensor parallelism that a serial graph and a machine allow,
+    in ascending order: none for a graph without experts that have a capacity.
+    """
+    sizes, counts = machine.mesh.sizes, _expert_counts(graph)
+    degrees = [prod(sizes[first:]) for first in reversed(range(len(sizes)))]
+    return [ep for ep in degrees if counts and all(count % ep == 0 for count in counts)]
+
+
+def _expert_counts(graph: Graph) -> set[int]:
+    """Return the numbers of experts in the layers whose experts have a capacity."""
+    return {n.operands[1].shape[0] for n in graph.nodes() if n.op == "expert_matmul"}
+
+
 def _check_experts(graph: Graph, ep: int) -> None:
-    counts = {n.operands[1].shape[0] for n in graph.nodes() if n.op == "expert_matmul"}
+    counts = _expert_counts(graph)
     if not counts:
         raise UnityError(
             f"degrees: ep={ep} divides experts that have a capacity, which this graph lacks; leave it out, or give a "

@@ -74,9 +74,8 @@ class Bounds:
         """
         Return the solver for lower bounds, in whose layouts equal mesh axes are only counted, not told apart; memoised.
 
-        `merge` says which dims its layouts tell apart: 0 all, 1 the last one (of images, the channels) from the others,
-        2 none. With `stepwise`, it is for bounds by messages (TRW-S) alone: it drops no dominated choices, and has no
-        dense tables of layout pairs.
+        `merge` says which dims its layouts tell apart (`Spaces.merge`), from 0, all, to 3, none. With `stepwise`, it is
+        for bounds by messages (TRW-S) alone: it drops no dominated choices, and has no dense tables of layout pairs.
         """
         if (merge, stepwise) not in self._solvers:
             spaces = Spaces(self.machine, by_count=True, merge=merge)
@@ -93,7 +92,9 @@ class Bounds:
             return
         with_gradient = nodes_with_gradient(graph)
         for solver in (
-            [self.solver(merge) for merge in limits().merges[:-1]] if kind == "messages" else [self.solver(0, False)]
+            [self.solver(merge) for merge, *_ in limits().merges[:-1]]
+            if kind == "messages"
+            else [self.solver(0, False)]
         ):
             for node in graph.nodes():
                 if node.is_compute:
@@ -258,22 +259,26 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     """
     Return the bound after messages on coarse, then finer problems, until it is near `known`.
 
-    A finer problem has only the rows whose coarse rows may still be part of something better.
+    A finer problem has only the rows whose coarse rows may still be part of something better. Of each finer kind the
+    first is taken that is small enough.
     """
     best = 0.0
     coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
-    for merge in limits().merges:
-        builder = SharedFactorGraphBuilder(bounds.solver(merge).with_price(price), graph)
-        problem = builder.problem()
-        if coarse is not None:
-            left = refine_rows(coarse[0], coarse[1].problem.rows, builder)
-            if not all(map(len, left)):
-                return known
-            problem = problem.among(left)
-        if problem.steps() + _relaxing(problem) > steps:
+    for kind in limits().merges:
+        for merge in kind:
+            builder = SharedFactorGraphBuilder(bounds.solver(merge).with_price(price), graph)
+            problem = builder.problem()
+            if coarse is not None:
+                left = refine_rows(coarse[0], coarse[1].problem.rows, builder)
+                if not all(map(len, left)):
+                    return known
+                problem = problem.among(left)
+            if problem.steps() + _relaxing(problem) <= steps:
+                break
+        else:
             break
         messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
-        best = max(best, _passed(messages, known, merge > 0))
+        best = max(best, _passed(messages, known, kind != limits().merges[-1]))
         if known <= best * (1 + limits().near):
             break
         coarse = builder, messages
@@ -350,6 +355,12 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
             before, least = messages.bound, passed(limit)
             if known <= least * (1 + limits().proved) or (
                 known <= least * (1 + limits().near) and messages.problem.steps() > limits().cheap_sums
+            ):
+                return min(known, messages.bound)
+            if (
+                messages.problem.steps() > limits().long_sums
+                and messages.bound < before * (1 + limits().slow_pass)
+                and 2 * messages.rows > rows
             ):
                 return min(known, messages.bound)
         if coarse and limits().far * (messages.bound - before) < known - messages.bound:

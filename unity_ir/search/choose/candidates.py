@@ -21,7 +21,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
-from unity_ir.search.baselines.recipe import Degrees, recipe
+from unity_ir.search.baselines.recipe import Degrees, expert_degrees, recipe
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.fit import with_recompute_and_pieces
@@ -43,10 +43,25 @@ BY_HAND: Mapping[str, ByHand] = {
 """The baselines, by strategy name."""
 
 USUAL = ("data-parallel", "fsdp", "expert", "tofu")
-"""The baselines that every search is compared with; where FSDP does not fit, with ZeRO-3, too."""
+"""
+The baselines that every search is compared with; where FSDP does not fit, with ZeRO-3, too, and for mixtures whose
+experts exchange tokens, with expert parallelism of every degree (`exchanges`).
+"""
 
 QUICK = ("data-parallel", "fsdp")
 """The baselines that are made without a search."""
+
+
+def exchanges(graph: Graph, machine: Machine) -> dict[str, ByHand]:
+    """
+    Return, for a serial graph of a mixture whose experts have a capacity, its plans of expert parallelism with ZeRO-2,
+    one for each degree, the greatest first, by how the search is asked for each.
+    """
+
+    def of(ep: int) -> ByHand:
+        return lambda graph, machine, _, __: recipe(graph, machine, Degrees(zero=2, ep=ep))
+
+    return {f"degrees,zero=2,ep={ep}": of(ep) for ep in reversed(expert_degrees(graph, machine))}
 
 
 PricedPlan = tuple[Graph, PlanCost]
@@ -54,10 +69,10 @@ PricedPlan = tuple[Graph, PlanCost]
 
 
 def _by_hand(
-    graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = USUAL
+    graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Mapping[str, ByHand]
 ) -> Iterator[tuple[str, PricedPlan]]:
     """
-    Yield the distinct baseline plans of a serial graph, each with its strategy's name and its cost.
+    Yield the distinct plans of a serial graph that `strategies` make, each with its strategy's name and its cost.
 
     Baselines that do not apply, such as those of a batch that is not divisible, are left out.
     """
@@ -69,12 +84,12 @@ def _by_hand(
             known[plan] = cost(plan, machine, optimizer)
         return known[plan]
 
-    for name in strategies:
+    for name, make in strategies.items():
         if name == "tofu" and len(machine.mesh.sizes) > limits().tofu_axes:
             continue
         spend(limits().work_candidate * len(graph.nodes()))
         try:
-            plan = BY_HAND[name](graph, machine, optimizer, price)
+            plan = make(graph, machine, optimizer, price)
         except UnityError:
             continue  # such as a batch that is not divisible
         if plan not in made:
@@ -143,8 +158,8 @@ def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
 class Baselines:
     """
     Called with (serial graph, quick), returns the graph's baseline plans as candidates, those that do not fit included;
-    if `quick`, the `QUICK` ones. One that does not fit comes with recompute as well, FSDP also as ZeRO-3. Baselines
-    that do not apply to the graph are left out, and those for which the budget does not last.
+    if `quick`, of the `USUAL` ones only the `QUICK`. One that does not fit comes with recompute as well, FSDP also as
+    ZeRO-3. Baselines that do not apply to the graph are left out, and those for which the budget does not last.
 
     Arguments and results are small, so that a worker process can do it.
     """
@@ -154,13 +169,14 @@ class Baselines:
 
     def __call__(self, question: tuple[Graph, bool]) -> list[Candidate]:
         graph, quick = question
-        found = self._candidates(graph, QUICK if quick else USUAL)
+        usual = {name: BY_HAND[name] for name in (QUICK if quick else USUAL)}
+        found = self._candidates(graph, usual | exchanges(graph, self.machine))
         if any(c.name == "fsdp" and not c.fits for c in found):
             # With recompute, FSDP may gather weights again, too.
-            found += self._candidates(graph, ("zero3",), recompute=False)
+            found += self._candidates(graph, {"zero3": BY_HAND["zero3"]}, recompute=False)
         return found
 
-    def _candidates(self, graph: Graph, strategies: Iterable[str], recompute: bool = True) -> list[Candidate]:
+    def _candidates(self, graph: Graph, strategies: Mapping[str, ByHand], recompute: bool = True) -> list[Candidate]:
         candidates: list[Candidate] = []
         with own_budget(), suppress(OutOfBudget):
             for name, plan in _by_hand(graph, self.machine, self.optimizer, strategies):

@@ -142,14 +142,19 @@ class SearchLimits:
     Pairs of layouts, over all types of values, up to which the minimum over counts is computed exactly; above,
     TRW-S bounds it.
     """
-    pass_sums: int = 20_000_000_000
+    pass_sums: int = 22_000_000_000
     """Sums in one TRW-S pass up to which passes are made: some fifteen seconds, beside the search."""
+    long_sums: int = 10_000_000_000
+    """Sums of a pass above which none follows on one that hardly helps."""
     count_rows: int = 3_000_000
     """Configurations of one operator up to which more than the kernels is bounded."""
     count_passes: int = 4
     """TRW-S passes there and back, at most, at one coarseness."""
-    merges: tuple[int, ...] = (2, 1, 0)
-    """Coarseness of dims (`layouts.space.merged_dims`), coarse to fine, one bound after the other."""
+    merges: tuple[tuple[int, ...], ...] = ((3,), (2,), (0, 1))
+    """
+    Coarseness of dims (`layouts.space.merged_dims`), coarse to fine, one bound after the other; where two are given,
+    the second is for problems that are too large for passes with the first.
+    """
     proved: float = 1e-7
     """Relative gap at which a plan counts as proved to be the fastest."""
     near: float = 3e-3

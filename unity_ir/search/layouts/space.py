@@ -405,13 +405,18 @@ def _merged_dims(rank: int, merge: int) -> tuple[int, ...]:
     """
     Return a class number for each dim of a value of this rank; dims of one class are not told apart in layouts.
 
-    `merge` is 0 (each dim is a class), 1 (two classes: the channels of images, or else the last dim; all other dims) or
-    2 (one class). Given rank 4 and `merge` 1, returns (0, 1, 0, 0).
+    `merge` is 0 (each dim is a class), 1 (three classes), 2 (two: the channels of images, or else the last dim; all
+    other dims) or 3 (one). The three are, of four dims, the first, the second and the others: samples and heads or
+    channels, or experts and their slots; of more dims the first, the last and the others. Given rank 4 and `merge` 2,
+    returns (0, 1, 0, 0).
     """
-    if merge == 0 or (merge == 1 and rank <= 2):
+    classes = (rank, 3, 2, 1)[merge]
+    if rank <= classes:
         return tuple(range(rank))
     kept = 1 if rank == 4 else rank - 1
-    return tuple(int(merge == 1 and d == kept) for d in range(rank))
+    if classes == 3:
+        return tuple(0 if d == 0 else 1 if d == kept else 2 for d in range(rank))
+    return tuple(int(classes == 2 and d == kept) for d in range(rank))
 
 
 @dataclass(frozen=True)
@@ -430,8 +435,9 @@ class Spaces:
     """Whether equal axes of a level are counted instead: a relaxation, whose costs bound those of the axes' layouts."""
     merge: int = 0
     """
-    Which dims layouts tell apart: 0 all, 1 the last one (of images, the channels) from the others, 2 none; a further
-    relaxation, as moves between merged dims are free.
+    Which dims layouts tell apart: 0 all, 1 (of four dims or more) the first, the last and the others, 2 the last from
+    the others, 3 none; of four dims, the second in place of the last. It is a further relaxation, as moves between
+    merged dims are free.
     """
     hybrids: bool = True
     """
@@ -467,8 +473,8 @@ class Spaces:
         """
         Return the space of layouts of values of this global shape and element type on the machine, memoised.
 
-        `merge` says which dims layouts tell apart: 0 all, 1 the last one (of images, the channels) from the others, 2
-        none; None takes that of this object. `grad` is the element type of their gradients, "" if it is the same.
+        `merge` says which dims layouts tell apart, as the field `merge` of this object, which None takes. `grad` is the
+        element type of their gradients, "" if it is the same.
         """
         merged = _merged_dims(len(shape), self.merge if merge is None else merge)
         key = (shape, dtype, merged, grad)
@@ -486,4 +492,4 @@ class Spaces:
         move between dims.
         """
         weight = self.merge > 0 and value.node.op == "weight"
-        return self.of(value.type.shape, value.type.dtype, 2 if weight else None, value.type.grad)
+        return self.of(value.type.shape, value.type.dtype, 3 if weight else None, value.type.grad)
