@@ -263,8 +263,19 @@ class ComputeOp(OperatorOp, ABC):
         self.print_view(printer)
         printer.print_string(" : ")
         printer.print_list(self.operand_types, printer.print_attribute)
-        results = list(self.result_types)
-        in_time = any(isinstance(t, PcgTensorType) and t.data.time for t in results)
-        if in_time and results != self.inferred(None):
+        if not self._follow_from_operands():
             printer.print_string(" -> ")
             printer.print_list(self.result_types, printer.print_attribute)
+
+    def _follow_from_operands(self) -> bool:
+        """
+        Return whether the result types follow from the operands alone; False in time also for an operation that is
+        wrong, which is printed in messages.
+        """
+        results = list(self.result_types)
+        if not any(isinstance(t, PcgTensorType) and t.data.time for t in results):
+            return True
+        try:
+            return results == self.inferred(None)
+        except UnityError:
+            return False
