@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
+from unity_ir.models import build
 from unity_ir.models.mlp import build as mlp
 from unity_ir.pcg.graph import erase
 from unity_ir.pcg.optimizer import Optimizer
@@ -27,7 +28,7 @@ from unity_ir.search.bounds.refine import refine_rows
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
 from unity_ir.search.exact.factor_graph import between, port
-from unity_ir.search.exact.shared_moves import with_shared_moves
+from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, with_shared_moves
 from unity_ir.search.exact.solver import FactorGraphBuilder, Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.exact.two_way import TwoWayCost
@@ -42,6 +43,11 @@ SAME = {"4": boxes(4), "2x4": boxes(2, 4), "8": boxes(8)}
 """With equal axes in a level."""
 LARGE = {"16": boxes(16), "2x8": boxes(2, 8), "2x2x2x2": boxes(2, 2, 2, 2), "2x6x2": boxes(2, 6, 2)}
 """Too large to search axis by axis."""
+MIXTURE = {
+    **{"batch": 4, "sequence": 4, "vocabulary": 16, "hidden": 8, "layers": 1, "heads": 4, "kv_heads": 4},
+    **{"intermediate": 8, "experts": 4, "chosen": 2, "dispatch": "sparse", "capacity": 100},
+}
+"""The keys of a small mixture whose experts have a capacity."""
 
 
 def bounds(graph, machine: Machine, known: float):
@@ -65,6 +71,29 @@ def test_no_bound_is_above_the_optimum(machine: Machine, seed: int):
     least = Solver(Spaces(machine), SGD).solve(graph).seconds
     for bound in bounds(graph, machine, least * 1.2):
         assert 0 <= bound <= least * (1 + 1e-9)
+
+
+def test_experts_and_slots_are_told_apart_where_all_dims_are_too_many():
+    """The slots of experts are values of four dims. No bound is above the optimum, however many dims are merged."""
+    graph = build("moe", **MIXTURE)
+    machine = boxes(4)
+    least = Solver(Spaces(machine), SGD).solve(graph).seconds
+
+    def bound(*kinds: tuple[int, ...], steps: int = limits().pass_sums) -> float:
+        with limited(count_pairs=-1, near=0.0, slow_pass=-1.0, merges=kinds):
+            return axis_counts.bound(graph, machine, SGD, least * 2, steps)[0]
+
+    found = [bound((merge,)) for merge in (3, 2, 1, 0)]
+    assert max(found) <= least * (1 + 1e-9)
+
+    def sums(merge: int) -> int:
+        solver = Solver(Spaces(machine, by_count=True, merge=merge), SGD, stepwise=True)
+        problem = SharedFactorGraphBuilder(solver, graph).problem()
+        return problem.steps() + axis_counts._relaxing(problem)
+
+    fewer = sums(0) - 1
+    assert sums(1) <= fewer
+    assert bound((0,), steps=fewer) < found[2] == bound((0, 1), steps=fewer)
 
 
 @pytest.mark.slow
