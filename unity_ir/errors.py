@@ -13,14 +13,14 @@ class UnityReport(UnityError):
     """Several errors of one kind, found at once, as one text: a line that says so, then a line for each."""
 
 
-EXTRAS = {"torch": "torch", "triton": "gpu"}
+EXTRAS = {"torch": "torch", "triton": "gpu", "jax": "jax"}
 """Libraries that only some work needs, each with the extra of this package that installs it (pyproject.toml)."""
 
 
 def not_installed(error: ModuleNotFoundError) -> UnityError | None:
     """
-    Return the `UnityError` to raise in place of `error` if the missing module is PyTorch or Triton, which only some
-    work needs (`EXTRAS`): its message gives the `pip install` to run. None if another module is missing.
+    Return the `UnityError` to raise in place of `error` if the missing module is PyTorch, Triton or JAX, which only
+    some work needs (`EXTRAS`): its message gives the `pip install` to run. None if another module is missing.
     """
     library = (error.name or "").partition(".")[0]
     if library not in EXTRAS:

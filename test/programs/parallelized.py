@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode, _clear_sharding_prop_cache
 
 from unity_ir.errors import UnityError
-from unity_ir.interop.dtensor.described import torch_mesh
+from unity_ir.interop.dtensor.described import mesh_dims
 from unity_ir.interop.dtensor.module import PlannedStep, parallelize
 from unity_ir.interop.dtensor.pieces import placements
 
@@ -119,7 +119,7 @@ def trained(program: object, model: str, step: PlannedStep, shape: tuple[int, ..
     found["evaluated"] = apart(evaluated, by_pytorch(plain, inputs, loss))
     # Without the targets, and with inputs that are divided already.
     names = list(inputs)
-    dims = torch_mesh(step.program, step.machine)
+    dims = mesh_dims(step.program, step.machine)
     dims = dims if mesh is None else dims.like(shape or (), None) or dims
     on = next(p.device_mesh for p in module.parameters() if isinstance(p, DTensor))
     leaf = step.named(names[0])

@@ -15,8 +15,8 @@ from torch_models import InDouble
 import unity_ir as ui
 from unity_ir.api.plans import Plan
 from unity_ir.interop.dtensor.described import Record
-from unity_ir.interop.dtensor.expressible import step_program
 from unity_ir.interop.dtensor.module import PlannedStep
+from unity_ir.interop.expressible import DTENSOR, step_program
 
 MACHINE = """
 overhead = 0.0
@@ -93,7 +93,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
             found = ui.plan(module, inputs, loss, machine=str(machine), **{**PLANS, **MORE}[by])
         assert found.imported is not None
         constants: Any = {n: x.numpy() for n, x in found.imported.tables.items()}
-        program = step_program(found.graph, found.machine)
+        program = step_program(found.graph, found.machine, DTENSOR)
         return found, PlannedStep(program, found.machine, found.imported.origin, constants)
 
     return plan

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -29,14 +29,17 @@ from unity_ir.errors import UnityError, not_installed
 
 if TYPE_CHECKING:
     import torch
+    from jax.sharding import Mesh
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from unity_ir.api.stats import Compared, Stats
     from unity_ir.api.step import Step
     from unity_ir.frontends.torch import Imported
+    from unity_ir.interop.jax.step import JaxStep
     from unity_ir.machine import Machine
     from unity_ir.pcg.graph import Graph
+    from unity_ir.pcg.origin import Origin
     from unity_ir.plan.program import Program
     from unity_ir.search.result import SearchResult
 
@@ -212,10 +215,52 @@ class Plan:
 
     @cached_property
     def _step_program(self) -> Program:
-        from unity_ir.interop.dtensor.expressible import step_program
+        from unity_ir.interop.expressible import DTENSOR, step_program
 
         with as_unity_errors(self._source.name, self._source.module):
-            return step_program(self.graph, self.machine)
+            return step_program(self.graph, self.machine, DTENSOR)
+
+    @cached_property
+    def _origin(self) -> Origin:
+        from unity_ir.dialects.imported import origin_of
+        from unity_ir.pcg.origin import Origin
+
+        return origin_of(self._function, self.graph) or Origin()
+
+    @cached_property
+    def _jax_program(self) -> Program:
+        from unity_ir.interop.expressible import JAX, step_program
+
+        with as_unity_errors(self._source.name, self._source.module):
+            return step_program(self.graph, self.machine, JAX)
+
+    def jax(self, mesh: Mesh | None = None, form: str = "manual") -> JaxStep:
+        """
+        Return the plan's step as a function of JAX: `step(weights, batch)` returns the loss, and the gradients of the
+        weights in the weights' shardings, for Optax or another optimizer (docs/jax.md).
+
+        `mesh` must have the plan's dims (`step.mesh`); None makes it of JAX's first devices. In the form `manual` the
+        step is one `jax.shard_map`, with the collectives of the plan; in the form `annotated` it is on whole arrays,
+        with the sharding of each value, and XLA adds the collectives.
+
+        Raises `UnityError` where JAX cannot express the plan, is not installed, or has fewer devices.
+        """
+        with _if_installed():
+            from unity_ir.interop.jax.step import JaxStep
+
+            own = {} if self.imported is None else self.imported.tables
+            return JaxStep(self._jax_program, self.machine, own, mesh, form, self._origin.tables)
+
+    def stablehlo(self, form: str = "manual", platform: str = "cuda") -> str:
+        """
+        Return the plan's step as StableHLO text with Shardy's annotations, for XLA; `form` is that of `jax`. It is
+        written by JAX, which must be installed, for a platform (`cuda`, `rocm`, `tpu` or `cpu`) that need not be there.
+        Raises `UnityError` where JAX cannot express the plan.
+        """
+        with _if_installed():
+            from unity_ir.interop.jax.step import stablehlo
+
+            return stablehlo(self._jax_program, self.machine, form, platform)
 
     def stages(self) -> dict[str, Any]:
         """
@@ -241,20 +286,11 @@ class Plan:
         all ranks. Raises `UnityError` where DTensor cannot express the plan, and where module or mesh are not the
         plan's.
         """
-        try:
+        with _if_installed():
             from unity_ir.api.ranks import ensure_process_group
             from unity_ir.interop.dtensor.module import PlannedStep, parallelize
-        except ModuleNotFoundError as error:
-            missing = not_installed(error)
-            if missing is None:
-                raise
-            raise missing from error
-        from unity_ir.dialects.imported import origin_of
-        from unity_ir.pcg.origin import Origin
-
-        origin = origin_of(self._function, self.graph) or Origin()
         own = {} if self.imported is None else self.imported.tables
-        step = PlannedStep(self._step_program, self.machine, origin, own)
+        step = PlannedStep(self._step_program, self.machine, self._origin, own)
         ensure_process_group(None)
         return parallelize(module, step, mesh)
 
@@ -276,20 +312,27 @@ class Plan:
         there are GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and
         the program can evaluate.
         """
-        try:
+        with _if_installed():
             import torch
 
             from unity_ir.api.step import Model, start
-        except ModuleNotFoundError as error:
-            missing = not_installed(error)
-            if missing is None:
-                raise
-            raise missing from error
         kernels = "triton" if torch.cuda.is_available() else "torch"
         text = self.program_text(**{"kernels": kernels, "evaluate": True, **options})
         own = None if self.imported is None else {**self.imported.weights, **self.imported.tables}
         inputs = tuple(node.name for node in self.graph.inputs)
         return start(Model(self.name, inputs, text, own), weights, seed, backend)
+
+
+@contextmanager
+def _if_installed() -> Generator[None]:
+    """Raise `UnityError`, with what to install, where a library is missing that only some work needs."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = not_installed(error)
+        if missing is None:
+            raise
+        raise missing from error
 
 
 def plan(

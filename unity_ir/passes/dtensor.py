@@ -9,14 +9,9 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.target import Target
 
-from unity_ir.dialects.convert import pcg_functions, to_graph
-from unity_ir.dialects.machine import module_machine
-from unity_ir.dialects.spmd import ProgramOp
-from unity_ir.errors import UnityError
 from unity_ir.interop.dtensor.described import described, text
-from unity_ir.interop.dtensor.expressible import step_program
-from unity_ir.machine import load
-from unity_ir.pcg.sharding import devices_of
+from unity_ir.interop.expressible import DTENSOR, step_program
+from unity_ir.passes.graph_pass import placed_graph
 
 
 @dataclass(frozen=True)
@@ -35,11 +30,5 @@ class DTensorTarget(Target):
 
         Raises `UnityError` for several plans or none, a module that is lowered, and a plan that DTensor cannot express.
         """
-        if any(isinstance(op, ProgramOp) for op in module.ops):
-            raise UnityError("dtensor: the module is lowered already; leave lower-pcg-to-spmd out")
-        functions = pcg_functions(module)
-        if len(functions) != 1:
-            raise UnityError(f"dtensor: a plan is one function of pcg operations, and the module has {len(functions)}")
-        graph = to_graph(functions[0])
-        machine = module_machine(module) or load(f"box:{devices_of(graph)}")
-        output.write(text(described(step_program(graph, machine), machine)))
+        graph, machine = placed_graph(module, "dtensor")
+        output.write(text(described(step_program(graph, machine, DTENSOR), machine)))

@@ -1,4 +1,7 @@
-"""Base class of passes that convert a module's functions to graphs, rewrite each graph, and convert back."""
+"""
+Base class of passes that convert a module's functions to graphs, rewrite each graph, and convert back; and the graph of
+a module's plan, for targets.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,31 @@ from xdsl.utils.exceptions import PassFailedException
 from unity_ir.dialects.certificate import add_unproved
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine
+from unity_ir.dialects.spmd import ProgramOp
 from unity_ir.errors import UnityError
-from unity_ir.machine import Machine
+from unity_ir.machine import Machine, load
 from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.sharding import devices_of
 
 Switch = bool | None
 """`no-split` as well as `no-split=true`: xDSL reads a name without a value as None."""
+
+
+def placed_graph(module: ModuleOp, target: str) -> tuple[Graph, Machine]:
+    """
+    Return the graph of a module's one plan, and its machine: that of the module, or, if it has none, one of a single
+    level (`box`) with as many devices as the plan uses.
+
+    Raises `UnityError`, in the name of `target`, for several plans or none, and for a module that is lowered.
+    """
+    if any(isinstance(op, ProgramOp) for op in module.ops):
+        raise UnityError(f"{target}: the module is lowered already; leave lower-pcg-to-spmd out")
+    functions = pcg_functions(module)
+    if len(functions) != 1:
+        raise UnityError(f"{target}: a plan is one function of pcg operations, and the module has {len(functions)}")
+    graph = to_graph(functions[0])
+    return graph, module_machine(module) or load(f"box:{devices_of(graph)}")
+
 
 ModuleMachine = Callable[[], Machine | None]
 

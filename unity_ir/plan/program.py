@@ -13,7 +13,7 @@ is with the pieces in which a step makes its loss (`plan.loss_pieces`): their ax
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import product
@@ -549,9 +549,30 @@ def equal_registers(body: Iterable[Instruction]) -> set[Register]:
     Two are equal if they are made by the same kind of operator, move, or step into or out of a loop (`TimeStep`), with
     equal attributes and roles, of operands that are the same or equal.
     """
+    makers: dict[object, list[Register]] = {}
+    for register, value in _values(body):
+        makers.setdefault(value, []).append(register)
+    return {register for equal in makers.values() if len(equal) > 1 for register in equal}
+
+
+def repeated_registers(body: Iterable[Instruction]) -> set[Register]:
+    """
+    Return those of `equal_registers` that hold the same values as an earlier one: all but the first of each. They are
+    what a step makes a second time, such as a weight gathered again for the backward.
+    """
+    known = set[object]()
+    found = set[Register]()
+    for register, value in _values(body):
+        if value in known:
+            found.add(register)
+        known.add(value)
+    return found
+
+
+def _values(body: Iterable[Instruction]) -> Iterator[tuple[Register, object]]:
+    """Yield each register that instructions make, in order, and what stands for its values: equal for equal ones."""
     numbers: dict[object, int] = {}
     of: dict[Register, object] = {}
-    makers: dict[object, list[Register]] = {}
     for instruction in body:
         match instruction:
             case Compute(operator, operands, _, attributes, assignment):
@@ -565,8 +586,7 @@ def equal_registers(body: Iterable[Instruction]) -> set[Register]:
         number = numbers.setdefault(work, len(numbers))
         for i, register in enumerate(makes(instruction)):
             of[register] = number, i
-            makers.setdefault((number, i), []).append(register)
-    return {register for equal in makers.values() if len(equal) > 1 for register in equal}
+            yield register, of[register]
 
 
 def global_line(operator: str, operands: Sequence[Tensor], attributes: Attributes) -> Analysis:

@@ -16,8 +16,8 @@ from pinned import pinned
 
 import unity_ir as ui
 from unity_ir.interop.dtensor.described import Record, collectives_of, described
-from unity_ir.interop.dtensor.expressible import INEXPRESSIBLE, step_program
-from unity_ir.interop.dtensor.mesh import TorchMesh, torch_mesh
+from unity_ir.interop.expressible import DTENSOR, step_program
+from unity_ir.interop.mesh import MeshDims, mesh_dims
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Pipeline, apply, leaf
 from unity_ir.pcg.origin import Origin
@@ -40,7 +40,7 @@ PLANS = [("mlp", 0), ("mlp", 1), ("mlp", 2), ("gpt2", 0), ("gpt2", 1), ("gpt2", 
 
 def random_program(model: str, seed: int) -> Program:
     sizes = {**SIZES[model], "batch": 12, "hidden": 24, **({"heads": 6} if model == "gpt2" else {})}
-    return step_program(random_plan(build(model, **sizes), ON, seed), ON)
+    return step_program(random_plan(build(model, **sizes), ON, seed), ON, DTENSOR)
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_placements_divide_tensors_as_layouts_do(model: str, seed: int):
     from unity_ir.interop.dtensor.pieces import placements
 
     program = random_program(model, seed)
-    mesh = torch_mesh(program, ON)
+    mesh = mesh_dims(program, ON)
     assert prod(mesh.sizes) == program.devices == 12
     seen = {(program.tensors[r].shape, program.tensors[r].layout) for i in program.body for r in makes(i)}
     assert len(seen) > 20
@@ -106,7 +106,7 @@ def test_every_value_is_redistributed_to_where_it_is_read(model: str, seed: int)
 def test_collectives_are_those_of_the_plan_before_small_ones_share_calls(model: str, strategy: str):
     on = boxes(2, 2, bandwidth=1e13)
     placed = run(build(model, **SIZES[model]), on, strategy).graph
-    program = step_program(placed, on)
+    program = step_program(placed, on, DTENSOR)
     record = described(program, on)
     plan = plan_step(program, PlanOptions(kernels="torch", bucket=0, eager=True))
     assert sum(collectives_of(record).values()) == plan.collectives > 0
@@ -166,27 +166,27 @@ def test_a_part_of_a_model_is_not_run():
     w = leaf("weight", tensor_type((4, 4), "f32"), name="w").result
     x = leaf("input", tensor_type((8, 4), "f32"), name="x")
     part = Graph("part", (x,), (apply("matmul", (x.result, w)).result,))
-    step = PlannedStep(step_program(part, boxes(1)), boxes(1), Origin(), {})
+    step = PlannedStep(step_program(part, boxes(1), DTENSOR), boxes(1), Origin(), {})
     with pytest.raises(ui.UnityError, match="parallelize: @part is a part of a model; plan it with its loss"):
         parallelize(nn.Linear(4, 4), step, None)
 
 
 MLP = SIZES["mlp"]
 REFUSED = {
-    "stages": lambda: step_program(replace(build("mlp", **MLP), pipeline=Pipeline("1f1b", 2)), boxes(2)),
+    "stages": lambda: step_program(replace(build("mlp", **MLP), pipeline=Pipeline("1f1b", 2)), boxes(2), DTENSOR),
     "micro-batches": lambda: ui.plan("mlp", machine="box:2", search="fsdp", micro_batches=2, **MLP).placements(),
     "loss pieces": lambda: ui.plan("mlp", machine="box:2", search="fsdp", loss_pieces=2, **MLP).placements(),
-    "pinned": lambda: step_program(*pinned(build("mlp", **MLP), 3)),
-    "halo": lambda: step_program(random_plan(cnn(), boxes(2, 2), 0), boxes(2, 2)),
+    "pinned": lambda: step_program(*pinned(build("mlp", **MLP), 3), DTENSOR),
+    "halo": lambda: step_program(random_plan(cnn(), boxes(2, 2), 0), boxes(2, 2), DTENSOR),
 }
 
 
-@pytest.mark.parametrize("what", INEXPRESSIBLE)
+@pytest.mark.parametrize("what", DTENSOR.lacks)
 def test_what_dtensor_cannot_say_is_refused_by_name(what: str):
     with pytest.raises(ui.UnityError) as refused:
         REFUSED[what]()
     message = str(refused.value)
-    assert message.endswith(INEXPRESSIBLE[what])
+    assert message.endswith(DTENSOR.lacks[what])
     assert "\n" not in message
     named = {
         "pinned": r": \w+ is pinned, at \d along mesh axis \d: ",
@@ -196,12 +196,12 @@ def test_what_dtensor_cannot_say_is_refused_by_name(what: str):
 
 
 def test_a_mesh_of_other_dims_stands_for_the_same_axes():
-    mesh = TorchMesh(("node", "gpu"), ((0,), (1, 2, 3)), (2, 2, 2, 3))
+    mesh = MeshDims(("node", "gpu"), ((0,), (1, 2, 3)), (2, 2, 2, 3))
     assert mesh.sizes == (2, 12)
     finer = mesh.like((2, 4, 3), ("dp", "tp", "cp"))
-    assert finer == TorchMesh(("dp", "tp", "cp"), ((0,), (1, 2), (3,)), (2, 2, 2, 3))
+    assert finer == MeshDims(("dp", "tp", "cp"), ((0,), (1, 2), (3,)), (2, 2, 2, 3))
     assert finer.placements((0, 1, 1, 1)) == ("Shard(0)", "Shard(1)", "Shard(1)")
-    assert mesh.like((2, 1, 12), None) == TorchMesh(("dim0", "dim1", "dim2"), ((0,), (), (1, 2, 3)), (2, 2, 2, 3))
+    assert mesh.like((2, 1, 12), None) == MeshDims(("dim0", "dim1", "dim2"), ((0,), (), (1, 2, 3)), (2, 2, 2, 3))
     assert mesh.like((2, 1, 12), None).roles((0, REPEAT, REPEAT, REPEAT)) == (0, REPEAT, REPEAT)
     for sizes in ((4, 6), (24,), (2, 6, 2), (2, 2)):
         assert mesh.like(sizes, None) is None, sizes

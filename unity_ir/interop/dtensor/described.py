@@ -11,8 +11,8 @@ from functools import cached_property
 from json import dumps
 from typing import Any, cast
 
-from unity_ir.interop.dtensor.mesh import TorchMesh, torch_mesh
-from unity_ir.interop.dtensor.names import forward_and_backward, gradients, value_names
+from unity_ir.interop.mesh import MeshDims, mesh_dims
+from unity_ir.interop.names import forward_and_backward, gradients, value_names
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import COLLECTIVES
@@ -35,11 +35,11 @@ def described(program: Program, machine: Machine) -> Record:
     backward, in order. The fields are those of docs/pytorch.md. Raises `UnityError` if the program is for another
     number of devices.
     """
-    return _Description(program, torch_mesh(program, machine)).whole(machine)
+    return _Description(program, mesh_dims(program, machine)).whole(machine)
 
 
 class _Description:
-    def __init__(self, program: Program, mesh: TorchMesh):
+    def __init__(self, program: Program, mesh: MeshDims):
         self.program, self.mesh = program, mesh
         self.names = value_names(program)
         self.forward, self.backward = forward_and_backward(program)

@@ -14,10 +14,10 @@ from functools import lru_cache
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from unity_ir.interop.dtensor.mesh import TorchMesh
 from unity_ir.interop.dtensor.moves import Groups, move
-from unity_ir.interop.dtensor.names import forward_and_backward, gradients
 from unity_ir.interop.dtensor.pieces import torch_dtype
+from unity_ir.interop.mesh import MeshDims
+from unity_ir.interop.names import forward_and_backward, gradients
 from unity_ir.kernels.launchers import torch_launcher
 from unity_ir.pcg.sharding import SUM
 from unity_ir.plan.local_operator import local_operator
@@ -46,7 +46,7 @@ class Execution:
     dim of `mesh` is made of. All ranks must make one, and call its methods in the same order.
     """
 
-    def __init__(self, program: Program, mesh: DeviceMesh, dims: TorchMesh):
+    def __init__(self, program: Program, mesh: DeviceMesh, dims: MeshDims):
         self.program = program
         self._device = torch.device(mesh.device_type, torch.cuda.current_device()) if _is_cuda(mesh) else "cpu"
         self._groups = Groups(mesh, dims)

@@ -17,9 +17,9 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from unity_ir.errors import UnityError
 from unity_ir.interop.dtensor.execute import Execution, Tensors
-from unity_ir.interop.dtensor.mesh import TorchMesh, torch_mesh
-from unity_ir.interop.dtensor.names import gradients
 from unity_ir.interop.dtensor.pieces import as_dtensor, divided, local, local_piece, placements, torch_dtype
+from unity_ir.interop.mesh import MeshDims, mesh_dims
+from unity_ir.interop.names import gradients
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.forward import forward_of
@@ -56,14 +56,14 @@ def parallelize(module: nn.Module, step: PlannedStep, mesh: DeviceMesh | None) -
     """
     if step.program.optimizer is None or step.program.tensors[step.program.outputs[0]].shape:
         raise UnityError(f"parallelize: @{step.program.name} is a part of a model; plan it with its loss")
-    on, dims = device_mesh(torch_mesh(step.program, step.machine), step.program.devices, mesh)
+    on, dims = device_mesh(mesh_dims(step.program, step.machine), step.program.devices, mesh)
     _check(module, step)
     _distribute(module, step, on, dims)
     _Planned(module, step, on, dims).install()
     return module
 
 
-def device_mesh(wanted: TorchMesh, devices: int, mesh: DeviceMesh | None) -> tuple[DeviceMesh, TorchMesh]:
+def device_mesh(wanted: MeshDims, devices: int, mesh: DeviceMesh | None) -> tuple[DeviceMesh, MeshDims]:
     """
     Return (the mesh to place a plan's tensors on, how its dims are made of the plan's mesh axes).
 
@@ -122,7 +122,7 @@ def _check(module: nn.Module, step: PlannedStep) -> None:
             )
 
 
-def _distribute(module: nn.Module, step: PlannedStep, mesh: DeviceMesh, dims: TorchMesh) -> None:
+def _distribute(module: nn.Module, step: PlannedStep, mesh: DeviceMesh, dims: MeshDims) -> None:
     """
     Make DTensors of the module's parameters, and of the buffers that the plan reads, in their resting placements. What
     the plan does not read is replicated, so that optimizers see parameters of one kind.
@@ -205,7 +205,7 @@ class Unfinished:
 class _Planned:
     """A module whose forward is a plan's."""
 
-    def __init__(self, module: nn.Module, step: PlannedStep, mesh: DeviceMesh, dims: TorchMesh):
+    def __init__(self, module: nn.Module, step: PlannedStep, mesh: DeviceMesh, dims: MeshDims):
         self._module, self._step, self._mesh, self._dims = module, step, mesh, dims
         self._program = step.program
         self._weights = step.program.leaves("weight")

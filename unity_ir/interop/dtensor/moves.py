@@ -9,8 +9,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from unity_ir.interop.dtensor.mesh import TorchMesh
 from unity_ir.interop.dtensor.pieces import placement
+from unity_ir.interop.mesh import MeshDims
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import is_shard
 from unity_ir.plan.program import ReshardMove
@@ -25,7 +25,7 @@ class Groups:
     program's mesh axes, and keeps them. One is a dim of the given `DeviceMesh`, or several axes taken as one dim.
     """
 
-    def __init__(self, mesh: DeviceMesh, dims: TorchMesh):
+    def __init__(self, mesh: DeviceMesh, dims: MeshDims):
         self._mesh, self._dims = mesh, dims
         self._made: dict[tuple[int, ...], DeviceMesh] = {}
 

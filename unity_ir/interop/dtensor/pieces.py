@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from unity_ir.errors import UnityError
-from unity_ir.interop.dtensor.mesh import TorchMesh
+from unity_ir.interop.mesh import MeshDims
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.pcg.sharding import SUM, Layout, is_shard
 
@@ -17,7 +17,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
     return getattr(torch, TORCH_DTYPES[dtype].removeprefix("torch."))
 
 
-def placements(mesh: TorchMesh, layout: Layout) -> tuple[Placement, ...]:
+def placements(mesh: MeshDims, layout: Layout) -> tuple[Placement, ...]:
     """
     Return the DTensor placements of a layout, one for each dim of `mesh`; the layout has a role for each mesh axis of
     the program.

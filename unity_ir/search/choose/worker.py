@@ -128,8 +128,9 @@ class ForkedWorker(Generic[Q, A]):
             answers = os.memfd_create("answers")
             stack.callback(os.close, answers)
             with warnings.catch_warnings():
-                # The warning is of threads: numpy's, which are idle, and unused in the child.
+                # The warnings are of threads: numpy's, which are idle, and JAX's; the child uses neither.
                 warnings.simplefilter("ignore", DeprecationWarning)
+                warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
                 number = os.fork()
             if number == 0:
                 try:

@@ -1,4 +1,7 @@
-"""Turn the mesh axes of a program into the dims of a `DeviceMesh`, and layouts into placements on it."""
+"""
+Turn the mesh axes of a program into the dims of a mesh as other systems have it, with names (a `DeviceMesh` of PyTorch,
+a `Mesh` of JAX), and layouts into roles on those.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from unity_ir.plan.program import Program, makes
 
 
 @dataclass(frozen=True)
-class TorchMesh:
+class MeshDims:
     """
-    The dims of a `DeviceMesh`, outermost first, and how they are made of a program's mesh axes: dim i is called
+    The dims of a mesh with names, outermost first, and how they are made of a program's mesh axes: dim i is called
     `names[i]`, and joins the neighbouring mesh axes with the numbers `axes[i]`.
     """
 
@@ -50,7 +53,7 @@ class TorchMesh:
         """Return the names of the dims of this mesh that contain any of the program's mesh axes with these numbers."""
         return tuple(name for name, own in zip(self.names, self.axes, strict=True) if not set(own).isdisjoint(axes))
 
-    def like(self, sizes: Sequence[int], names: Sequence[str] | None) -> TorchMesh | None:
+    def like(self, sizes: Sequence[int], names: Sequence[str] | None) -> MeshDims | None:
         """
         Return this mesh with its dims divided further, into dims of the sizes `sizes`, called `names` (None: `dim0`,
         `dim1`, ..); every layout of the plan still has placements on it. None if that is impossible: if the program's
@@ -72,7 +75,7 @@ class TorchMesh:
         together = all(any(set(group) <= set(own) for own in self.axes) for group in groups if group)
         if axis != len(self.axis_sizes) or not together:
             return None
-        return TorchMesh(tuple(names or (f"dim{i}" for i in range(len(groups)))), tuple(groups), self.axis_sizes)
+        return MeshDims(tuple(names or (f"dim{i}" for i in range(len(groups)))), tuple(groups), self.axis_sizes)
 
 
 def placement_text(role: int) -> str:
@@ -82,9 +85,9 @@ def placement_text(role: int) -> str:
     return f"Shard({role})" if is_shard(role) else "Partial(sum)" if role == SUM else "Replicate()"
 
 
-def torch_mesh(program: Program, machine: Machine) -> TorchMesh:
+def mesh_dims(program: Program, machine: Machine) -> MeshDims:
     """
-    Return the `DeviceMesh` dims for a program: as few as possible, with placements for every layout of the program.
+    Return the dims of a mesh for a program: as few as possible, with a role for every layout of the program.
     Neighbouring mesh axes that have the same role in all layouts are joined into one dim, which is named after the
     machine's levels. On one device there is one dim, `device`. Raises `UnityError` if the program is for another
     machine.
@@ -92,8 +95,9 @@ def torch_mesh(program: Program, machine: Machine) -> TorchMesh:
     Given 2 nodes of 4 devices with data parallelism over nodes and tensor parallelism inside, returns dims `node` of 2
     and `gpu` of 4; given data parallelism over all, one dim `node_gpu` of 8.
     """
-    sizes = program.mesh.sizes
-    layouts = {copies_as_repeats(program.tensors[r].layout) for instruction in program.body for r in makes(instruction)}
+    sizes = program.mesh.sizes[: program.axes]
+    made = {r for instruction in program.body for r in makes(instruction)}
+    layouts = {copies_as_repeats(program.tensors[r].layout) for r in made}
     groups: list[tuple[int, ...]] = []
     for axis in range(len(sizes)):
         if groups and all(layout[axis - 1] == layout[axis] for layout in layouts):
@@ -101,9 +105,9 @@ def torch_mesh(program: Program, machine: Machine) -> TorchMesh:
         else:
             groups.append((axis,))
     if machine.mesh.sizes != sizes:
-        raise UnityError(f"dtensor: {machine.name} has {machine.devices} devices, not {program.devices}; plan for it")
+        raise UnityError(f"mesh: {machine.name} has {machine.devices} devices, not {program.devices}; plan for it")
     wished = ["_".join(dict.fromkeys(machine.levels[machine.axis_levels[a]].name for a in group)) for group in groups]
     names = [f"{name}{wished[:i].count(name)}" if wished.count(name) > 1 else name for i, name in enumerate(wished)]
     if not groups:  # one device
-        return TorchMesh(("device",), ((),), ())
-    return TorchMesh(tuple(names), tuple(groups), sizes)
+        return MeshDims(("device",), ((),), ())
+    return MeshDims(tuple(names), tuple(groups), sizes)

@@ -1,0 +1,247 @@
+"""
+Run steps of plans in JAX on 8 CPU devices, in a process of its own, and compare them with PyTorch.
+
+The process is not that of the tests: JAX has threads there, after which no process should be forked off it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from case import Case
+from dtensor_models import built, by_pytorch
+from operator_graphs import arrays, plain, serial, with_backward
+from parallelized import apart
+from ranks import PRELOADED
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Value, topological
+from unity_ir.plan.program import Program
+from unity_ir.tdl.evaluate import evaluate
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+"""Collectives of StableHLO."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a process needs of a plan: its step's program, the machine, and the tables of the model, as arrays."""
+
+    program: Program
+    machine: Machine
+    tables: Mapping[str, Any]
+
+
+class Apart:
+    """A process that runs functions of this module, one at a time."""
+
+    def __init__(self):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there,), daemon=True)
+        self._process.start()
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what a function of this module returns. Raises `AssertionError` with its traceback if it fails."""
+        self._here.send((function, arguments))
+        while not self._here.poll(1):
+            assert self._process.is_alive(), "the process with JAX died"
+        is_well, found = self._here.recv()
+        assert is_well, found
+        return found
+
+    def close(self) -> None:
+        self._here.send(None)
+        self._process.join(5)
+
+
+def _serve(connection: Any) -> None:
+    import jax
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    jax.config.update("jax_num_cpu_devices", 8)
+    while (job := connection.recv()) is not None:
+        function, arguments = job
+        try:
+            connection.send((True, function(*arguments)))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
+
+
+def counted(text: str) -> dict[str, int]:
+    """
+    Each kind of collective in a text of StableHLO, or of what XLA compiles, and of how many arrays there are such.
+    (XLA makes one all-reduce of several arrays, and an all-to-all has an array for each device.)
+    """
+    found = Counter(re.findall(rf'"stablehlo\.({"|".join(KINDS)})"', text))
+    names = {kind.replace("_", "-"): kind for kind in KINDS}
+    for kind, operands in re.findall(rf"[\])}}] ({'|'.join(names)})\(([^)]*)\)", text):
+        found[names[kind]] += 1 if kind == "all-to-all" else operands.count(",") + 1
+    return dict(found)
+
+
+def compared(model: str, planned: Planned, form: str) -> dict[str, Any]:
+    """
+    How far a step of a model in JAX is from PyTorch's, relative to the largest entries: `loss`, `gradients` and next
+    `buffers` by name; and `counts` of collectives, in the lowered text and in what XLA compiles of it.
+    """
+    from unity_ir.interop.jax.step import JaxStep
+
+    module, inputs, loss = built(model)
+    module.train()
+    state = {n: x.detach().clone() for n, x in (*module.named_parameters(), *module.named_buffers())}
+    want = by_pytorch(module, inputs, loss)
+    want.backward()
+    step = JaxStep(planned.program, planned.machine, planned.tables, form=form)
+    weights = step.place({n: state[n] for n in step.weights})
+    buffers = step.place({n: state[n] for n in step.buffers if n in state})
+    found = step(weights, inputs, buffers)
+    lowered = step.lower()
+    grads = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+    after = dict(module.named_buffers())
+
+    def off(array: Any, tensor: torch.Tensor | None) -> float:
+        return apart(torch.from_numpy(np.array(array)), tensor)
+
+    return {
+        "loss": off(found.loss, want),
+        "gradients": {n: off(g, grads[n]) for n, g in found.gradients.items()},
+        "missing": sorted(grads.keys() - found.gradients.keys()),
+        "buffers": {n: off(b, after[n]) for n, b in found.buffers.items()},
+        "placed": all(
+            found.gradients[n].sharding.is_equivalent_to(weights[n].sharding, weights[n].ndim) for n in found.gradients
+        ),
+        "counts": (counted(lowered.as_text()), counted(lowered.compile().as_text())),
+    }
+
+
+def trained(model: str, planned: Planned) -> dict[str, float]:
+    """
+    How far weights and running statistics are from PyTorch's after three steps of SGD with momentum, in shards that
+    stay where they are, and whether what is placed is left as it is.
+    """
+    import jax
+
+    from unity_ir.interop.jax.step import JaxStep
+
+    module, inputs, loss = built(model)
+    module.train()
+    step = JaxStep(planned.program, planned.machine, planned.tables)
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    weights = step.place({n: state[n] for n in step.weights})
+    buffers = step.place({n: state[n] for n in step.buffers if n in state})
+    batch = step.place(inputs)
+    assert all(step.place(batch)[n] is batch[n] for n in batch)
+    with jax.enable_x64(True):
+        speed = jax.tree.map(lambda x: x * 0, weights)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        by_pytorch(module, inputs, loss).backward()
+        optimizer.step()
+        found = step(weights, batch, buffers)
+        with jax.enable_x64(True):
+            speed = jax.tree.map(lambda v, g: 0.9 * v + g, speed, found.gradients)
+            weights = jax.tree.map(lambda w, v: w - 0.1 * v, weights, speed)
+        buffers |= found.buffers
+    made = {**weights, **{n: buffers[n] for n in found.buffers}}
+    return {n: apart(torch.from_numpy(np.array(x)), state[n]) for n, x in made.items()}
+
+
+def in_halves(plan_text: str) -> dict[str, float]:
+    """
+    How far loss and gradients of a step in mixed precision, on random inputs, are from those of the same plan in
+    float32, relative to the largest entries. The texts of both plans are in `plan_text`, after each other.
+    """
+    import unity_ir as ui
+
+    found: list[Any] = []
+    for text in plan_text.split("// -----"):
+        step = ui.plan(text, search=None).jax()
+        random = np.random.default_rng(0)
+        arrays: dict[str, Any] = {}
+        for name in sorted(step.shapes):
+            of = step.shapes[name]
+            ids = random.integers(0, 4, of.shape)
+            numbers = random.standard_normal(of.shape) / 4
+            arrays[name] = numbers.astype(np.float32) if of.dtype.kind in "fV" else ids
+        found.append(step({n: arrays[n] for n in step.weights}, {n: arrays[n] for n in step.inputs}))
+    plain, short = found
+    tensors = [(plain.loss, short.loss), *((plain.gradients[n], short.gradients[n]) for n in plain.gradients)]
+    names = ["loss", *plain.gradients]
+    return {
+        name: apart(torch.from_numpy(np.array(b, np.float32)), torch.from_numpy(np.array(a, np.float32)))
+        for name, (a, b) in zip(names, tensors, strict=True)
+    }
+
+
+def refused(model: str, planned: Planned) -> dict[str, str]:
+    """The messages of what is refused: batches, weights and meshes that are not the plan's."""
+    import jax
+
+    from unity_ir.errors import UnityError
+    from unity_ir.interop.jax.step import JaxStep
+
+    module, inputs, _ = built(model)
+    weights = dict(module.named_parameters())
+    said: dict[str, str] = {}
+
+    def keep(what: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+        try:
+            call(*arguments, **named)
+        except UnityError as error:
+            said[what] = str(error)
+
+    step = JaxStep(planned.program, planned.machine, planned.tables)
+    first = next(iter(inputs))
+    keep("few", step, weights, {})
+    keep("weights", step, {}, inputs)
+    keep("unknown", step, weights, {**inputs, "other": 1})
+    keep("shape", step, weights, {**inputs, first: inputs[first][:4]})
+    keep("placed", step.place, {"other": 1})
+    keep("numbers", step.place, {"target": np.zeros(8)})
+    mesh = jax.make_mesh((4, 1), ("a", "b"))
+    keep("mesh", JaxStep, planned.program, planned.machine, planned.tables, mesh)
+    return said
+
+
+def by_evaluation(name: str, case: Case) -> None:
+    """Compare every line of an operator's forward and backward in JAX with its reference in NumPy."""
+    import jax
+
+    from unity_ir.interop.jax.lines import DTYPES, compute
+
+    outputs = with_backward(serial(name, case), plain)
+    nodes = topological(outputs)
+    held = arrays([n.result for n in nodes if n.op == "input"], case, 0)
+    found: dict[Value, Any] = {}
+    for node in nodes:
+        if node.is_leaf:
+            is_input = node.op == "input"
+            found[node.result] = held[node.name] if is_input else np.full(node.result.shape, node.attribute("value"))
+            continue
+        if node.is_parallel:
+            found[node.result] = found[node.operands[0]]
+            continue
+        given, line = [found[v] for v in node.operands], node.analysis.bound
+        with jax.enable_x64(True), np.errstate(all="ignore"):
+            made = jax.jit(lambda *xs, line=line: compute(line, xs, {}))(
+                *(jax.numpy.asarray(x, DTYPES[v.type.dtype]) for x, v in zip(given, node.operands, strict=True))
+            )
+            want = evaluate(line, given)
+        for value, got, wanted in zip(node.results, made, want, strict=True):
+            assert got.dtype == DTYPES[value.type.dtype], f"{node}: {got.dtype}"
+            tolerance = 1e-2 if value.type.dtype in ("f32", "f16", "bf16") else 1e-9
+            got, found[value] = np.asarray(got, np.float64), wanted
+            np.testing.assert_allclose(got, np.asarray(wanted, np.float64), tolerance, tolerance, err_msg=str(node))

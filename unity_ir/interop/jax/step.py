@@ -1,0 +1,277 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""A plan's training step as a function of JAX: weights and a batch to the loss and the gradients of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from unity_ir.errors import UnityError
+from unity_ir.interop.jax.annotate import annotated
+from unity_ir.interop.jax.execute import Execution, by_register, is_in_time
+from unity_ir.interop.jax.lines import DTYPES
+from unity_ir.interop.mesh import MeshDims, mesh_dims
+from unity_ir.interop.names import gradients
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.sharding import SUM
+from unity_ir.plan.program import Leaf, Program, Register
+
+Arrays = dict[str, Array]
+"""Arrays by the name of the weight, input or table."""
+
+
+class Results(NamedTuple):
+    """What a step returns."""
+
+    loss: Array
+    """The loss of the whole batch, on every device."""
+    gradients: Arrays
+    """By the name of each weight, in the sharding of the weight."""
+    buffers: Arrays
+    """The next value of each running statistic (of batch norms), by its name."""
+
+
+class JaxStep:
+    """
+    A plan's step: `step(weights, batch)` returns `Results`. Weights, batch and buffers are dicts of arrays by name, in
+    the shardings of `shardings`; `place` brings whole arrays there.
+
+    The function is one `jax.shard_map` over `mesh`: each device computes on its own pieces, and what moves between them
+    is what the plan says, by explicit collectives. `lower` returns it for inspection (`as_text()` is StableHLO, with
+    `sdy.manual_computation`) and compilation ahead of time, which needs no devices.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        tables: Mapping[str, Any],
+        mesh: Mesh | AbstractMesh | None = None,
+        form: str = "manual",
+        buffers: Collection[str] = (),
+    ):
+        _check(program, form)
+        self.program, self.form = program, form
+        dims = mesh_dims(program, machine)
+        self.mesh = _mesh(dims, program, mesh)
+        self._dims = dims
+        self._execution = Execution(program, dims)
+        self._gradients = gradients(program)
+        self.weights: tuple[str, ...] = tuple(leaf.name for leaf in program.leaves("weight"))
+        """Names of the weights."""
+        inputs = [leaf.name for leaf in program.leaves("input")]
+        self.buffers: tuple[str, ...] = tuple(n for n in inputs if n in tables or n in buffers or n in program.replaced)
+        """Names of the inputs that come with the model: running statistics, tables, constants."""
+        self.inputs: tuple[str, ...] = tuple(n for n in inputs if n not in self.buffers)
+        """Names of the inputs that a batch has."""
+        self._tables = tables
+
+    @cached_property
+    def shapes(self) -> Mapping[str, jax.ShapeDtypeStruct]:
+        """
+        The shape, element type and sharding of each weight, input and buffer, by name. Inputs in micro-batches have
+        these as a further dim in front.
+        """
+        found: dict[str, jax.ShapeDtypeStruct] = {}
+        for leaf in self._leaves:
+            tensor, spec = self.program.tensors[leaf.result], self._spec(leaf.result)
+            shape: Sequence[int] = tensor.shape
+            if is_in_time(self.program, leaf.result):
+                shape = _in_micro_batches(shape, tensor.layout[-1], self.program.micro_batches)
+            at = NamedSharding(self.mesh, spec)
+            found[leaf.name] = jax.ShapeDtypeStruct(tuple(shape), DTYPES[tensor.dtype], sharding=at)
+        return found
+
+    @property
+    def shardings(self) -> Mapping[str, NamedSharding]:
+        """The sharding of each weight, input and buffer, by name."""
+        return {name: NamedSharding(self.mesh, self._spec(leaf.result)) for name, leaf in self._by_name.items()}
+
+    def place(self, arrays: Mapping[str, Any]) -> Arrays:
+        """
+        Return weights, inputs or buffers on the devices, in the shardings of the plan, given whole arrays by name:
+        NumPy's, JAX's or PyTorch's. An input in micro-batches is divided into them.
+
+        Raises `UnityError` for a name that the plan does not read, and an array of another shape.
+        """
+        with jax.enable_x64(True):
+            return {name: self._placed(name, array) for name, array in arrays.items()}
+
+    def __call__(
+        self, weights: Mapping[str, Array], batch: Mapping[str, Any], buffers: Mapping[str, Any] | None = None
+    ) -> Results:
+        """
+        Return the loss, the gradients of the weights, and the next running statistics, of a batch. What is not placed
+        yet is (`place`). Buffers that are not given are those of the model that was planned.
+        """
+        given = {**self._tables, **(buffers or {}), **batch, **weights}
+        missing = [name for name in self._by_name if name not in given]
+        if missing:
+            kinds = {"weights have": self.weights, "batch has": self.inputs, "buffers have": self.buffers}
+            kind = next(kind for kind, names in kinds.items() if missing[0] in names)
+            raise UnityError(f"jax: the {kind} no {missing[0]!a}; the plan reads {', '.join(self._by_name)}")
+        if unknown := [name for name in (*batch, *weights, *(buffers or {})) if name not in self._by_name]:
+            raise UnityError(f"jax: the plan reads no {unknown[0]!a}; it reads {', '.join(self._by_name)}")
+        with jax.enable_x64(True):
+            return self._compiled(self.place({name: given[name] for name in self._by_name}))
+
+    def lower(self, platform: str | None = None) -> jax.stages.Lowered:
+        """
+        Return the step, lowered to StableHLO and not compiled, for arrays of the plan's shapes and shardings.
+        `platform` is what it is for (`PLATFORMS`), which need not be there; None is that of the mesh's devices.
+        """
+        with jax.enable_x64(True):
+            traced = self._compiled.trace(dict(self.shapes))
+            return traced.lower(lowering_platforms=None if platform is None else (platform,))
+
+    # -- inside
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Leaf]:
+        return {leaf.name: leaf for leaf in self._leaves}
+
+    @property
+    def _leaves(self) -> list[Leaf]:
+        return [*self.program.leaves("weight"), *self.program.leaves("input")]
+
+    def _spec(self, register: Register) -> PartitionSpec:
+        """Return which dims of the mesh shard each dim of a tensor."""
+        tensor = self.program.tensors[register]
+        roles = self._dims.roles(tensor.layout)
+        dims: list[tuple[str, ...] | None] = []
+        for dim in range(len(tensor.shape)):
+            names = tuple(n for n, role in zip(self._dims.names, roles, strict=True) if role == dim)
+            dims.append(names or None)
+        return PartitionSpec(*((None,) if is_in_time(self.program, register) else ()), *dims)
+
+    def _placed(self, name: str, array: Any) -> Array:
+        if name not in self._by_name:
+            raise UnityError(f"jax: the plan reads no {name!a}; it reads {', '.join(self._by_name)}")
+        wanted, leaf = self.shapes[name], self._by_name[name]
+        tensor = self.program.tensors[leaf.result]
+        if hasattr(array, "detach"):
+            array = array.detach().cpu()
+            array = (array.float() if array.dtype.is_floating_point and array.dtype.itemsize < 4 else array).numpy()
+        array = array if isinstance(array, Array) else np.asarray(array)
+        if array.shape == tensor.shape != wanted.shape:
+            dim, count = tensor.layout[-1], self.program.micro_batches
+            parts = (*tensor.shape[:dim], count, tensor.shape[dim] // count, *tensor.shape[dim + 1 :])
+            array = np.moveaxis(np.asarray(array).reshape(parts), dim, 0)
+        if array.shape != wanted.shape:
+            raise UnityError(f"jax: {name} is {list(array.shape)}; the plan has {list(tensor.shape)}")
+        if isinstance(array, Array) and array.dtype == wanted.dtype:
+            if wanted.sharding is not None and array.sharding.is_equivalent_to(wanted.sharding, array.ndim):
+                return array
+        if not jnp.can_cast(array.dtype, wanted.dtype, "same_kind"):
+            raise UnityError(f"jax: {name} is of {array.dtype}; the plan reads {wanted.dtype}")
+        # A copy: JAX may take the caller's own memory, which PyTorch's optimizers change in place.
+        own = array if isinstance(array, Array) else array.copy()
+        return jax.device_put(jnp.asarray(own, wanted.dtype), wanted.sharding)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        if self.form == "annotated":
+            return jax.jit(_named(self._on_whole, self.program.name))
+        given = {name: self._spec(leaf.result) for name, leaf in self._by_name.items()}
+        found = Results(
+            PartitionSpec(),  # pyright: ignore[reportArgumentType]
+            {name: self._spec(r) for name, r in self._gradients.items()},  # pyright: ignore[reportArgumentType]
+            {name: self._spec(r) for name, r in self.program.replaced.items()},  # pyright: ignore[reportArgumentType]
+        )
+        step = jax.shard_map(self._on_pieces, mesh=self.mesh, in_specs=(given,), out_specs=found, check_vma=False)
+        return jax.jit(_named(step, self.program.name))
+
+    def _on_pieces(self, arrays: Arrays) -> Results:
+        """Run the step on a device's pieces."""
+        pieces = self._execution.run(by_register(self.program, arrays))
+        register = self.program.outputs[0]
+        roles = zip(self._dims.names, self._dims.roles(self.program.tensors[register].layout), strict=True)
+        summed = tuple(name for name, role in roles if role == SUM)
+        loss = jax.lax.psum(pieces[register], summed) if summed else pieces[register]
+        return self._results(loss, pieces)
+
+    def _on_whole(self, arrays: Arrays) -> Results:
+        """Compute the step on whole arrays, with annotations for XLA."""
+
+        def sharding(register: Register) -> NamedSharding:
+            return NamedSharding(self.mesh, self._spec(register))
+
+        found = annotated(self.program, by_register(self.program, arrays), sharding)
+        return self._results(found[self.program.outputs[0]], found)
+
+    def _results(self, loss: Array, made: Mapping[Register, Array]) -> Results:
+        grads = {name: made[r] for name, r in self._gradients.items()}
+        return Results(loss, grads, {name: made[r] for name, r in self.program.replaced.items()})
+
+
+def _named(function: Callable[[Arrays], Results], name: str) -> Callable[[Arrays], Results]:
+    """Return the function under another name, which JAX gives its module."""
+
+    def step(arrays: Arrays) -> Results:
+        return function(arrays)
+
+    step.__name__ = name
+    return step
+
+
+def stablehlo(program: Program, machine: Machine, form: str, platform: str) -> str:
+    """
+    Return a plan's step as StableHLO, given one rank's program of it on `machine`. `form` is `manual` (each device's
+    part, with the plan's collectives) or `annotated` (whole arrays, with the sharding of each value). `platform` is
+    what it is for, one of `PLATFORMS`; no devices are needed.
+    """
+    if platform not in PLATFORMS:
+        raise UnityError(f"jax: platform={platform}: must be {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}")
+    dims = mesh_dims(program, machine)
+    return JaxStep(program, machine, {}, AbstractMesh(dims.sizes, dims.names), form).lower(platform).as_text()
+
+
+PLATFORMS = ("cuda", "rocm", "tpu", "cpu")
+"""What StableHLO can be written for: a few operations are written in another way for each."""
+
+FORMS = ("manual", "annotated")
+"""The forms in which JAX is given a plan."""
+
+
+def _check(program: Program, form: str) -> None:
+    """Raise `UnityError` unless JAX can be given the program in this form."""
+    if form not in FORMS:
+        raise UnityError(f"jax: form={form}: must be {' or '.join(FORMS)}")
+    if form == "annotated" and program.micro_batches > 1:
+        raise UnityError(
+            f"jax: @{program.name} has {program.micro_batches} micro-batches, which annotations do not say; plan with "
+            "micro_batches=1, or take form=manual"
+        )
+    if program.optimizer is None or program.tensors[program.outputs[0]].shape:
+        raise UnityError(f"jax: @{program.name} is a part of a model; plan it with its loss")
+
+
+def _in_micro_batches(shape: Sequence[int], dim: int, count: int) -> tuple[int, ...]:
+    """Return the shape of a tensor of which `count` micro-batches divide a dim, with these in front."""
+    return (count, *shape[:dim], shape[dim] // count, *shape[dim + 1 :])
+
+
+def _mesh(dims: MeshDims, program: Program, mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
+    """Return the mesh of a plan: the given one, if it has the plan's dims, else one of JAX's first devices."""
+    sizes = dims.sizes
+    if mesh is not None:
+        found = tuple(mesh.shape.values())
+        if (tuple(mesh.axis_names), found) != (dims.names, sizes):
+            need = ", ".join(f"{name} {size}" for name, size in zip(dims.names, sizes, strict=True))
+            have = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
+            raise UnityError(f"jax: the mesh has dims {have or 'none'}; the plan needs {need}, outermost first")
+        return mesh
+    there = jax.devices()
+    if len(there) < program.devices:
+        raise UnityError(
+            f"jax: the plan is for {program.devices} devices, and JAX has {len(there)}; plan for another machine, or "
+            f"set jax_num_cpu_devices to {program.devices} to try it on CPUs"
+        )
+    return Mesh(np.asarray(there[: program.devices]).reshape(sizes), dims.names)
