@@ -45,7 +45,13 @@ SAMPLE: list[Cell] = [
 EVERY: list[Cell] = [
     *((model, plan, 4, {}) for model in MODELS for plan in (*PLANS, *MORE) if (model, plan) not in REFUSED),
     *((model, f"random-{seed}", 8, {}) for model in ("perceptron", "moe") for seed in range(6)),
-    *((model, plan, 4, {"micro_batches": 2}) for model in MODELS for plan in ("fsdp", "megatron", "zero-3", "joint")),
+    # A batch norm has the statistics of a micro-batch, which PyTorch's whole batch has not.
+    *(
+        (model, plan, 4, {"micro_batches": 2})
+        for model in MODELS
+        for plan in ("fsdp", "megatron", "zero-3", "joint")
+        if model != "resnet"
+    ),
 ]
 CELLS = EVERY if ALL else SAMPLE
 

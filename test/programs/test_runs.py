@@ -384,6 +384,9 @@ def test_what_cannot_be_meant_is_refused(refusal: Callable[..., str], main: Main
 def test_what_cannot_be_written_is_refused_before_the_training(ranks: Ranks, text: str, tmp_path: Path, option: str):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
+    if option == "--weights-out":
+        # A folder takes weights, once.
+        (tmp_path / "folder" / "model.safetensors").write_text("")
     wrong = tmp_path / ("file" if option == "--save" else "folder")
     for path in (wrong, tmp_path / "file" / "in" / "it", *([] if option == "--save" else [tmp_path / "no" / "f"])):
         # The data are looked at after it.

@@ -306,11 +306,11 @@ class Plan:
         Join the ranks, and return the plan's program as a step to call in a training loop: `loss = step(batch)`. Every
         rank calls this, with the same plan; `torchrun` starts as many ranks as the machine has devices.
 
-        `weights` are what training starts from: a module, its state dict (whole tensors by name), or a safetensors
-        file. None takes those of the module that was planned or, for a model without weights, random ones drawn by
-        `seed`. `backend` is `nccl` or `gloo`; None takes that of the process group, if there is one, else `nccl` if
-        there are GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and
-        the program can evaluate.
+        `weights` are what training starts from: a module, its state dict (whole tensors by name), a safetensors file,
+        or a Hugging Face folder of such files. None takes those of the module that was planned or, for a model without
+        weights, random ones drawn by `seed`. `backend` is `nccl` or `gloo`; None takes that of the process group, if
+        there is one, else `nccl` if there are GPUs. `options` are those of `emit`; by default kernels are Triton's with
+        GPUs, else PyTorch's, and the program can evaluate.
         """
         with _if_installed():
             import torch

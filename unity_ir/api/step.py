@@ -172,6 +172,21 @@ class Step:
         with self._open():
             self._set(_detached(state), "state dict", self._data.tables)
 
+    def save_weights(self, path: str | Path) -> None:
+        """
+        Write the whole weights and running statistics, by the module's own names: to a safetensors file, if the path
+        ends in `.safetensors`, else to a folder as Hugging Face has them, files of about 5 GB and an index, for
+        `from_pretrained`. Rank 0 writes, and holds one of these files at a time. Every rank calls it. Raises
+        `UnityError` if the path cannot be written, or the folder has weights already.
+        """
+        program, context = self._program, self._context
+        to = str(path) if Path(path).suffix == ".safetensors" else f"{path}/"
+        with self._open():
+            why = program.from_first(context, program.why_no_weights(to) if context.rank == 0 else None)
+            if why:
+                program.fail_alike(why)
+            program.write_weights(context, self._weights, to, self._data.whole_tables(context))
+
     def save(self, folder: str | Path, keep: int = 0) -> None:
         """
         Write a checkpoint into a folder: each rank writes its pieces of the weights and the optimizer's state, and the
@@ -240,9 +255,9 @@ class Step:
         Set the weights and tables (inputs whose values come with the model) that training starts from; `start` calls
         it, once.
 
-        `weights` are a module, a state dict or the path of a safetensors file. None takes those of the module that was
-        planned; for a model that was not imported, it keeps the random ones. Raises `UnityError` for weights or tables
-        that are missing, or have another shape.
+        `weights` are a module, a state dict, or the path of a safetensors file or of a Hugging Face folder. None takes
+        those of the module that was planned; for a model that was not imported, it keeps the random ones. Raises
+        `UnityError` for weights or tables that are missing, or have another shape.
         """
         with self._open():
             program = self._program

@@ -49,7 +49,13 @@ from unity_ir.lowering.runtime.recipe import (
     schedule_of,
 )
 from unity_ir.lowering.runtime.watch import guard
-from unity_ir.lowering.runtime.weights import check_running, read_tables, read_weights, write_weights
+from unity_ir.lowering.runtime.weights import (
+    check_running,
+    read_tables,
+    read_weights,
+    why_no_weights,
+    write_weights,
+)
 
 # --- copied into the program from here on ---
 
@@ -223,11 +229,13 @@ def arguments():
     add("--load", metavar="DIR", help="go on from the newest complete checkpoint in DIR")
     changed = f"settings that may differ from the checkpoint's: of {', '.join((*OPTIMIZER[1], *RECIPE))}"
     add("--changed", type=lambda text: tuple(text.split(",")), default=(), metavar="NAME[,NAME..]", help=changed)
-    add("--weights", metavar="FILE.safetensors", help="start from these weights, by full name")
+    add(
+        "--weights", metavar="FILE|DIR", help="start from these weights, by full name: safetensors, or a folder of them"
+    )
     anew = "of an imported model: start from initial weights, not from its own"
     add("--random-weights", action="store_true", help=anew)
     add("--tables", metavar="FILE.safetensors", help="tables of an imported model, where --weights does not hold them")
-    add("--weights-out", metavar="FILE.safetensors", help="write the weights after the last step")
+    add("--weights-out", metavar="FILE|DIR/", help="write the weights after the last step")
     add("--lr", type=float, metavar="RATE", help=f"the learning rate (default {OPTIMIZER[1]['lr']:g})")
     after = "how the learning rate goes on after the warm-up (default constant)"
     add("--schedule", choices=SCHEDULES, default="constant", help=after)
@@ -312,11 +320,11 @@ def check_writable(ctx, options):
     if ctx.rank == 0:
         for path, folder in (
             (options.save, True),
-            (options.weights_out, False),
             (options.profile, False),
             (options.log, False),
         ):
             wrong = wrong or (path and why_not_written(Path(path), folder))
+        wrong = wrong or (options.weights_out and why_no_weights(options.weights_out))
     said = from_first(ctx, wrong)
     if said:
         fail_alike(said)

@@ -1,12 +1,18 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
-"""Read and write weights in safetensors files."""
+"""Read and write weights in safetensors files, and in folders of them."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
+from pathlib import Path
+
 import torch
 
-from unity_ir.lowering.runtime.files import write_file
+from unity_ir.lowering.runtime.files import why_not_written, write_file
 from unity_ir.lowering.runtime.pieces import piece, whole
 from unity_ir.lowering.runtime.plan import COUNTERS, NAMES, RUNNING, TABLES, WEIGHTS
 from unity_ir.lowering.runtime.ranks import fail, fail_alike
@@ -14,17 +20,35 @@ from unity_ir.lowering.runtime.ranks import fail, fail_alike
 # --- copied into the program from here on ---
 
 
-# --- weights by full name, whole, in safetensors files: of any plan, for any tool
+# --- weights by full name, whole, in safetensors files and folders: of any plan, for any tool
+
+
+INDEX = "model.safetensors.index.json"
+"""In a Hugging Face folder of several safetensors files: which of them has each tensor."""
+
+SHARD_BYTES = 5 * 10**9
+"""Bytes of a file in such a folder: a file is full with the tensor that reaches them."""
+
+
+def files_by_name(path):
+    """
+    Return {tensor's name: file that has it} of a safetensors file, or of a Hugging Face folder: those of its index, or
+    of its one file, model.safetensors.
+    """
+    from safetensors import safe_open
+
+    if os.path.isfile(index := Path(path, INDEX)):
+        return {name: Path(path, file) for name, file in json.loads(index.read_text())["weight_map"].items()}
+    file = Path(path, "model.safetensors") if os.path.isdir(path) else path
+    with safe_open(file, "pt") as opened:
+        return dict.fromkeys(opened.keys(), file)
 
 
 def names_in(path):
-    """Return the set of names of the tensors in a safetensors file; end the run if it cannot be read."""
+    """Return the names of the tensors in a safetensors file or folder, in a set; end the run if it cannot be read."""
     names = set()
     try:
-        from safetensors import safe_open
-
-        with safe_open(path, "pt") as file:
-            names.update(file.keys())
+        names.update(files_by_name(path))
     except Exception as e:  # a missing library, file or right, or damage: each ends the run with one line
         fail(f"cannot read {path}: {e}")
     return names
@@ -32,14 +56,16 @@ def names_in(path):
 
 def read_safetensors(path, names, what):
     """
-    Return {name: tensor} of `names` from the safetensors file `path`, where each has its own name or one tied to it.
-    End the run if one is missing; messages call a tensor `what`, such as "weight".
+    Return {name: tensor} of `names` from the safetensors file or folder `path`, where each has its own name or one tied
+    to it. End the run if one is missing; messages call a tensor `what`, such as "weight".
     """
     try:
         from safetensors import safe_open
 
-        with safe_open(path, "pt") as file:
-            return by_names(path, file.keys(), file.get_tensor, names, what)
+        files = files_by_name(path)
+        with contextlib.ExitStack() as stack:
+            opened = {file: stack.enter_context(safe_open(file, "pt")) for file in dict.fromkeys(files.values())}
+            return by_names(path, files, lambda name: opened[files[name]].get_tensor(name), names, what)
     except Exception as e:  # as in names_in
         fail(f"cannot read {path}: {e}")
 
@@ -88,8 +114,8 @@ def check_running(source, tables):
 
 def read_weights(ctx, weights, path):
     """
-    Set this rank's pieces `weights` (Weights) of all weights in place from the safetensors file `path`; end the run if
-    one is missing or does not fit.
+    Set this rank's pieces `weights` (Weights) of all weights in place from the safetensors file or folder `path`; end
+    the run if one is missing or does not fit.
     """
     set_weights(ctx, weights, read_safetensors(path, WEIGHTS, "weight"), path)
 
@@ -109,33 +135,64 @@ def set_weights(ctx, weights, found, source):
     weights.renew_casts()
 
 
-def whole_weights(ctx, weights, tables=(), everywhere=False):
+def whole_weights(ctx, weights, tables=(), everywhere=False, names=WEIGHTS):
     """
-    Gather the weights; return {name: whole tensor on the host} of them, and of those `tables` ({name: tensor}) that
-    PyTorch's state dict has, under all of their names there. With `everywhere` all ranks get this; else rank 0 does,
-    and other ranks get the tables alone. All ranks call it.
+    Gather the weights `names`; return {name: whole tensor on the host} of them, and of those `tables` ({name: tensor})
+    that PyTorch's state dict has, under all of their names there. With `everywhere` all ranks get this; else rank 0
+    does, and other ranks get the tables alone. All ranks call it.
     """
     own = [name for name in tables if name in RUNNING or NAMES.get(name) == name]
     found = {name: tables[name].cpu().contiguous().clone() for name in own}
-    for name, spec in WEIGHTS.items():
-        value, _ = whole(ctx, weights.get(name), spec)
+    for name in names:
+        value, _ = whole(ctx, weights.get(name), WEIGHTS[name])
         if everywhere or ctx.rank == 0:
             found[name] = value.cpu().contiguous().clone()
     found.update({name: found[of].clone() for name, of in NAMES.items() if of in found and name != of})
     return found
 
 
+def is_folder(path):
+    """Return whether weights are written to `path` as a folder: one that is there, or a path that ends in a slash."""
+    return str(path).endswith("/") or os.path.isdir(path)
+
+
+def why_no_weights(path):
+    """Return, as text, why weights cannot be written to `path`; None if they can."""
+    if not is_folder(path):
+        return why_not_written(Path(path), False)
+    if there := sorted(Path(path).glob("model*.safetensors*")):
+        return f"cannot write {path}: it has weights already, {there[0].name}"
+    return why_not_written(Path(path), True)
+
+
 def write_weights(ctx, weights, path, tables=()):
     """
-    Gather the weights, and on rank 0 write them, whole, to the safetensors file `path`, with `tables` ({name: tensor}),
-    under all names of the state dict. All ranks call it.
+    Gather the weights, and on rank 0 write them, whole, with `tables` ({name: tensor}), under all names of the state
+    dict: to the safetensors file `path`, or to a folder (`is_folder`) as Hugging Face has them, a file at a time, and
+    last the index. All ranks call it.
     """
-    found = whole_weights(ctx, weights, tables)
-    if ctx.rank == 0:
+    from safetensors.torch import save_file
 
-        def save(partial):
-            from safetensors.torch import save_file
+    shards, index = _shards() if is_folder(path) else [[*WEIGHTS]], {}
+    if is_folder(path) and ctx.rank == 0:
+        os.makedirs(path, exist_ok=True)
+    for number, names in enumerate(shards, 1):
+        many = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
+        file = Path(path, f"model{many}.safetensors") if is_folder(path) else path
+        found = whole_weights(ctx, weights, tables if number == 1 else (), names=names)
+        if ctx.rank == 0:
+            write_file(file, lambda partial, found=found: save_file(found, partial, {"format": "pt"}))
+            index.update({name: (Path(file).name, tensor.nbytes) for name, tensor in found.items()})
+    if ctx.rank == 0 and len(shards) > 1:
+        total = {"total_size": sum(size for _, size in index.values())}
+        text = json.dumps({"metadata": total, "weight_map": {n: file for n, (file, _) in index.items()}}, indent=2)
+        write_file(Path(path, INDEX), lambda partial: Path(partial).write_text(text + "\n"))
 
-            save_file(found, partial)
 
-        write_file(path, save)
+def _shards():
+    """Return the names of the weights of each file of a folder: those that begin in the same `SHARD_BYTES` bytes."""
+    shards, begin = {}, 0
+    for name, spec in WEIGHTS.items():
+        shards.setdefault(begin // SHARD_BYTES, []).append(name)
+        begin += math.prod(spec.shape) * spec.dtype.itemsize * (1 + len(_other_names(name)))
+    return list(shards.values())
