@@ -142,6 +142,11 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             help="after the passes, print kernels, collectives and waits of each step to stderr",
         ),
         parser.add_argument(
+            "--print-ir-after",
+            metavar="PASS[,PASS..]",
+            help="print the module after these passes (pcg-search is that of --search), or after all, to stderr",
+        ),
+        parser.add_argument(
             "--trace",
             metavar="FILE.json",
             help="after the passes, simulate an iteration and write it as a trace; for Perfetto or chrome://tracing",

@@ -21,7 +21,8 @@ from typing import IO, TYPE_CHECKING, Any
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
-from xdsl.passes import PassPipeline
+from xdsl.passes import ModulePass, PassPipeline
+from xdsl.printer import Printer
 from xdsl.utils.arg_spec import parse_pipeline, parse_spec
 from xdsl.utils.exceptions import (
     ArgSpecParseError,
@@ -250,6 +251,8 @@ class UnityOpt(xDSLOptMain):
             mixed: Any = self.available_passes["pcg-mixed-precision"]()
             first = mixed(**mixed_precision_options(self.args.mixed_precision))
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
+        if self.args.print_ir_after is not None:
+            self.pipeline = _printing(self.pipeline, self.args.print_ir_after, self.args.print_op_generic)
 
     @property
     def trains_with(self) -> str | None:
@@ -469,6 +472,29 @@ def _shown(module: ModuleOp, flag: str) -> FuncOp:
     if len(functions) != 1:
         raise UnityError(f"unity-opt: {flag} shows one function, but the module has {len(functions)}; split it")
     return functions[0]
+
+
+def _printing(pipeline: PassPipeline, after: str, generic: bool) -> PassPipeline:
+    """
+    Return the pipeline that prints the module to stderr after the passes named in `after`, as MLIR does, separated by
+    commas, or after `all`; in MLIR's generic form if `generic`. Raises `UnityError` for a pass that is not in it.
+    """
+    run = list(dict.fromkeys(each.name for each in pipeline.passes))
+    names = run if after == "all" else after.split(",")
+    if missing := [name for name in names if name not in run]:
+        raise UnityError(
+            f"unity-opt: --print-ir-after={after}: no pass {missing[0]} is run; there are {', '.join(run) or 'none'}"
+        )
+
+    def callback(before: ModulePass | None, module: ModuleOp, then: ModulePass | None) -> None:
+        if pipeline.callback is not None:
+            pipeline.callback(before, module, then)
+        if before is not None and before.name in names:
+            print(f"// -----// IR Dump After {before.name} //----- //", file=sys.stderr)
+            Printer(stream=sys.stderr, print_generic_format=generic).print_op(module)
+            print(file=sys.stderr)
+
+    return PassPipeline(pipeline.passes, callback)
 
 
 def _print_misfit(error: BaseException | None) -> None:
