@@ -65,11 +65,39 @@ MODELS: dict[str, Callable[[], Made]] = {
 }
 
 
+def ignored_labels() -> Made:
+    """A mean over the labels that count, of which micro-batches have different numbers."""
+    module, inputs, loss = perceptron()
+    inputs["target"][torch.tensor([0, 1, 5])] = -100
+    return module, inputs, loss
+
+
+class Masked(nn.Module):
+    """A mean over what a mask leaves."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, input: torch.Tensor, mask: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        losses = F.cross_entropy(self.inner(input), target, reduction="none")
+        return (losses * mask).sum() / mask.sum()
+
+
+def masked_mean() -> Made:
+    inputs = {"input": torch.randn(BATCH, 16), "mask": (torch.arange(BATCH) % 3 > 0).float()}
+    return Masked(), {**inputs, "target": torch.randint(0, 8, (BATCH,))}, None
+
+
+COUNTED: dict[str, Callable[[], Made]] = {"ignored labels": ignored_labels, "masked mean": masked_mean}
+"""Models whose loss divides by a number of the whole batch, which each micro-batch needs before its backward."""
+
+
 def built(name: str, seed: int = 0) -> Made:
     """A model in float64, with random weights and inputs by `seed`; use it `InDouble`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module, inputs, loss = MODELS[name]()
+        module, inputs, loss = {**MODELS, **COUNTED}[name]()
     return module.double(), {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}, loss
 
 

@@ -159,6 +159,34 @@ def trained(model: str, planned: Planned) -> dict[str, float]:
     return {n: apart(torch.from_numpy(np.array(x)), state[n]) for n, x in made.items()}
 
 
+def jitted(model: str, planned: Planned) -> dict[str, float]:
+    """
+    How far the weights after two steps of gradient descent in one jitted scan are from those of steps by themselves,
+    relative to the largest entries; the mesh has explicit axes.
+    """
+    import jax
+
+    from unity_ir.interop.jax.step import JaxStep
+
+    module, inputs, _ = built(model)
+    plain = JaxStep(planned.program, planned.machine, planned.tables)
+    kind = jax.sharding.AxisType.Explicit
+    mesh = jax.make_mesh(plain.mesh.axis_sizes, plain.mesh.axis_names, axis_types=(kind,) * len(plain.mesh.axis_names))
+    step = JaxStep(planned.program, planned.machine, planned.tables, mesh)
+    with jax.enable_x64(True):
+        batch = {n: np.asarray(x) for n, x in inputs.items()}
+
+        def descend(weights: Any, _: Any) -> Any:
+            return jax.tree.map(lambda w, g: w - 0.1 * g, weights, step(weights, batch).gradients), None
+
+        first = step.place(dict(module.named_parameters()))
+        found = jax.jit(lambda weights: jax.lax.scan(descend, weights, None, 2)[0])(first)
+        want = plain.place(dict(module.named_parameters()))
+        for _ in range(2):
+            want = jax.tree.map(lambda w, g: w - 0.1 * g, want, plain(want, batch).gradients)
+    return {n: apart(torch.from_numpy(np.array(found[n])), torch.from_numpy(np.array(want[n]))) for n in want}
+
+
 def in_halves(plan_text: str) -> dict[str, float]:
     """
     How far loss and gradients of a step in mixed precision, on random inputs, are from those of the same plan in
@@ -209,8 +237,17 @@ def refused(model: str, planned: Planned) -> dict[str, str]:
     keep("weights", step, {}, inputs)
     keep("unknown", step, weights, {**inputs, "other": 1})
     keep("shape", step, weights, {**inputs, first: inputs[first][:4]})
-    keep("placed", step.place, {"other": 1})
+    keep("list", step, weights, [inputs])
+    keep("ragged", step.place, {"target": [[1], [1, 2]]})
+    keep("text", step.place, {"target": "1"})
+    keep("platform", step.lower, "gpu")
     keep("numbers", step.place, {"target": np.zeros(8)})
+    keep("text for mesh", JaxStep, planned.program, planned.machine, planned.tables, "annotated")
+    abstract = jax.sharding.AbstractMesh(step.mesh.axis_sizes, step.mesh.axis_names)
+    lowers = JaxStep(planned.program, planned.machine, planned.tables, abstract)
+    assert "sdy.manual_computation" in lowers.lower("tpu").as_text()
+    keep("no devices", lowers, weights, inputs)
+    keep("no platform", lowers.lower)
     mesh = jax.make_mesh((4, 1), ("a", "b"))
     keep("mesh", JaxStep, planned.program, planned.machine, planned.tables, mesh)
     return said

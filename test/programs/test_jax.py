@@ -9,7 +9,7 @@ from typing import Any
 import in_jax
 import pytest
 from case import Case
-from dtensor_models import MODELS, built
+from dtensor_models import COUNTED, MODELS, built
 from extent import ALL, examples, sample
 from hypothesis import Phase, given, seed, settings
 from in_jax import Apart, Planned
@@ -40,17 +40,24 @@ SAMPLE: list[Cell] = [
     ("perceptron", "megatron", 4, {"micro_batches": 2}),
     ("moe", "megatron", 4, {}),
     ("resnet", "random-1", 4, {}),
+    ("ignored labels", "joint", 4, {"micro_batches": 2}),
 ]
 """Cells of `make test`: one on 2 x 2 x 2 devices, one with micro-batches, one with halos."""
 EVERY: list[Cell] = [
     *((model, plan, 4, {}) for model in MODELS for plan in (*PLANS, *MORE) if (model, plan) not in REFUSED),
     *((model, f"random-{seed}", 8, {}) for model in ("perceptron", "moe") for seed in range(6)),
-    # A batch norm has the statistics of a micro-batch, which PyTorch's whole batch has not.
+    # A batch norm is of the whole batch, which micro-batches divide.
     *(
         (model, plan, 4, {"micro_batches": 2})
         for model in MODELS
         for plan in ("fsdp", "megatron", "zero-3", "joint")
         if model != "resnet"
+    ),
+    *(
+        (model, plan, 4, {"micro_batches": count})
+        for model in COUNTED
+        for plan in (*PLANS, "random-0", "random-1")
+        for count in (1, 2)
     ),
 ]
 CELLS = EVERY if ALL else SAMPLE
@@ -152,6 +159,13 @@ def test_training_is_that_of_pytorch(apart: Apart, planned: MakePlan, model: str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("micro_batches", [1, 2] if ALL else [2])
+def test_a_step_can_be_traced(apart: Apart, planned: MakePlan, micro_batches: int):
+    found = apart.run(in_jax.jitted, "perceptron", planned("perceptron", "megatron", micro_batches=micro_batches))
+    assert max(found.values()) < 1e-13, found
+
+
+@pytest.mark.slow
 def test_mixed_precision_rounds_once(apart: Apart):
     """Losses and gradients are those of float32, to what bf16 holds: 8 bits, of sums of up to 32 products."""
     sizes = {"batch": 8, "layers": 1, "sequence": 8, "hidden": 16, "heads": 2, "vocabulary": 32}
@@ -163,12 +177,18 @@ def test_mixed_precision_rounds_once(apart: Apart):
 
 
 MESSAGES = {
-    "few": "the batch has no 'input'; the plan reads ",
-    "weights": "the weights have no '0.weight'; the plan reads ",
-    "unknown": "the plan reads no 'other'; it reads ",
+    "few": "the batch has no 'input'; the plan reads input, target",
+    "weights": "the weights have no '0.weight'; the plan reads 0.weight, ",
+    "unknown": "the plan reads no input 'other'; it reads input, target",
     "shape": "input is [4, 16]; the plan has [8, 16]",
     "numbers": "target is of float64; the plan reads int64",
-    "placed": "the plan reads no 'other'; it reads ",
+    "text for mesh": "mesh is of str; give a jax.sharding.Mesh with the plan's dims",
+    "no devices": "an abstract mesh has no devices to run on; lower the step, or give a Mesh",
+    "no platform": "an abstract mesh is of no platform; name it: cuda, rocm, tpu, cpu",
+    "list": "batch of list; give a dict of arrays by name",
+    "ragged": "target is no array: ",
+    "text": "target is of <U1; the plan reads int64",
+    "platform": "platform=gpu: must be cuda, rocm, tpu or cpu",
     "mesh": "the mesh has dims a 4, b 1; the plan needs node 2, gpu 2, outermost first",
 }
 

@@ -49,7 +49,11 @@ class Execution:
         self._names = value_names(program)
         self._repeated = repeated_registers(program.body)
         body = [i for i in program.body if not isinstance(i, UpdateWeight)]
-        when = {i: "" if _is_reuse(i) else {program.when[r] for r in makes(i)} for i in body}
+        when = {i: {program.when[r] for r in makes(i)} for i in body}
+        for instruction in body:
+            # What a loop makes and reads is in it; what all micro-batches read is made before.
+            if _is_reuse(instruction) and "early" not in when[instruction]:
+                when[instruction] = set()
         self._early = [i for i in body if "early" in when[i]]
         self._loop = [i for i in body if "every" in when[i]] if program.micro_batches > 1 else []
         inside = {*self._early, *self._loop}
@@ -92,7 +96,7 @@ class Execution:
                 made.update(makes(instruction))
         steps = [i for i in inside if isinstance(i, TimeStep)]
         sums, joined = ([i for i in steps if i.kind == kind] for kind in ("accumulate", "batch"))
-        given = {i.result for i in inside if isinstance(i, Leaf)} & pieces.keys()
+        given = {i.result for i in program.leaves("input") if is_in_time(program, i.result)}
         outside = {r: piece for r, piece in pieces.items() if r not in given}
         zeros: Pieces = {}
         for step in sums:
@@ -104,7 +108,7 @@ class Execution:
             number, inputs = each
             own = {**outside, **inputs}
             for instruction in inside:
-                if not isinstance(instruction, TimeStep) or instruction.kind == "pipeline":
+                if not isinstance(instruction, TimeStep) or instruction.kind in ("pipeline", "reuse"):
                     self._run(instruction, own, number)
             added = {s.result: totals[s.result] + own[s.operand].astype(zeros[s.result].dtype) for s in sums}
             return added, {s.result: own[s.operand] for s in joined}

@@ -97,36 +97,52 @@ class JaxStep:
     def place(self, arrays: Mapping[str, Any]) -> Arrays:
         """
         Return weights, inputs or buffers on the devices, in the shardings of the plan, given whole arrays by name:
-        NumPy's, JAX's or PyTorch's. An input in micro-batches is divided into them.
+        NumPy's, JAX's or PyTorch's. An input in micro-batches is divided into them. Names that the plan does not read,
+        such as of a parameter that no loss depends on, are left out.
 
-        Raises `UnityError` for a name that the plan does not read, and an array of another shape.
+        Raises `UnityError` for an array of another shape or kind.
         """
         with jax.enable_x64(True):
-            return {name: self._placed(name, array) for name, array in arrays.items()}
+            return {name: self._placed(name, array) for name, array in arrays.items() if name in self._by_name}
 
     def __call__(
-        self, weights: Mapping[str, Array], batch: Mapping[str, Any], buffers: Mapping[str, Any] | None = None
+        self, weights: Mapping[str, Any], batch: Mapping[str, Any], buffers: Mapping[str, Any] | None = None
     ) -> Results:
         """
         Return the loss, the gradients of the weights, and the next running statistics, of a batch. What is not placed
-        yet is (`place`). Buffers that are not given are those of the model that was planned.
+        yet is (`place`). Buffers that are not given are those of the model that was planned. It may be called in a
+        function that JAX traces, such as one with an optimizer in `jax.jit`, but not differentiated: its gradients are
+        its results.
+
+        Raises `UnityError` for what is missing, has another shape or kind, or is in the batch and not read.
         """
-        given = {**self._tables, **(buffers or {}), **batch, **weights}
-        missing = [name for name in self._by_name if name not in given]
-        if missing:
-            kinds = {"weights have": self.weights, "batch has": self.inputs, "buffers have": self.buffers}
-            kind = next(kind for kind, names in kinds.items() if missing[0] in names)
-            raise UnityError(f"jax: the {kind} no {missing[0]!a}; the plan reads {', '.join(self._by_name)}")
-        if unknown := [name for name in (*batch, *weights, *(buffers or {})) if name not in self._by_name]:
-            raise UnityError(f"jax: the plan reads no {unknown[0]!a}; it reads {', '.join(self._by_name)}")
+        if isinstance(self.mesh, AbstractMesh):
+            raise UnityError("jax: an abstract mesh has no devices to run on; lower the step, or give a Mesh")
+        groups = (("weights", self.weights, weights), ("batch", self.inputs, batch), ("buffers", self.buffers, buffers))
+        given: dict[str, Any] = {}
+        for kind, names, arrays in groups:
+            if not isinstance(arrays, Mapping | None):
+                raise UnityError(f"jax: {kind} of {type(arrays).__name__}; give a dict of arrays by name")
+            there = {**(self._own if kind == "buffers" else {}), **(arrays or {})}
+            if missing := [name for name in names if name not in there]:
+                has = "has" if kind == "batch" else "have"
+                raise UnityError(f"jax: the {kind} {has} no {missing[0]!a}; the plan reads {', '.join(names)}")
+            unknown = [name for name in there if name not in names]
+            if unknown and kind == "batch":
+                raise UnityError(f"jax: the plan reads no input {unknown[0]!a}; it reads {', '.join(names)}")
+            given.update({name: there[name] for name in names})
         with jax.enable_x64(True):
-            return self._compiled(self.place({name: given[name] for name in self._by_name}))
+            return self._compiled(self.place(given))
 
     def lower(self, platform: str | None = None) -> jax.stages.Lowered:
         """
         Return the step, lowered to StableHLO and not compiled, for arrays of the plan's shapes and shardings.
         `platform` is what it is for (`PLATFORMS`), which need not be there; None is that of the mesh's devices.
         """
+        if platform not in (None, *PLATFORMS):
+            raise UnityError(f"jax: platform={platform}: must be {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}")
+        if platform is None and isinstance(self.mesh, AbstractMesh):
+            raise UnityError(f"jax: an abstract mesh is of no platform; name it: {', '.join(PLATFORMS)}")
         with jax.enable_x64(True):
             traced = self._compiled.trace(dict(self.shapes))
             return traced.lower(lowering_platforms=None if platform is None else (platform,))
@@ -151,26 +167,28 @@ class JaxStep:
             dims.append(names or None)
         return PartitionSpec(*((None,) if is_in_time(self.program, register) else ()), *dims)
 
+    @cached_property
+    def _own(self) -> Arrays:
+        """Return the tables of the model that was planned, placed once."""
+        return self.place(self._tables)
+
     def _placed(self, name: str, array: Any) -> Array:
-        if name not in self._by_name:
-            raise UnityError(f"jax: the plan reads no {name!a}; it reads {', '.join(self._by_name)}")
         wanted, leaf = self.shapes[name], self._by_name[name]
         tensor = self.program.tensors[leaf.result]
-        if hasattr(array, "detach"):
-            array = array.detach().cpu()
-            array = (array.float() if array.dtype.is_floating_point and array.dtype.itemsize < 4 else array).numpy()
-        array = array if isinstance(array, Array) else np.asarray(array)
+        array = array if isinstance(array, Array) else _on_host(name, array)
+        if not jnp.can_cast(array.dtype, wanted.dtype, "same_kind"):
+            raise UnityError(f"jax: {name} is of {array.dtype}; the plan reads {wanted.dtype}")
         if array.shape == tensor.shape != wanted.shape:
             dim, count = tensor.layout[-1], self.program.micro_batches
             parts = (*tensor.shape[:dim], count, tensor.shape[dim] // count, *tensor.shape[dim + 1 :])
-            array = np.moveaxis(np.asarray(array).reshape(parts), dim, 0)
+            with_numpy = jnp if isinstance(array, jax.core.Tracer) else np
+            array = with_numpy.moveaxis(with_numpy.asarray(array).reshape(parts), dim, 0)
         if array.shape != wanted.shape:
             raise UnityError(f"jax: {name} is {list(array.shape)}; the plan has {list(tensor.shape)}")
-        if isinstance(array, Array) and array.dtype == wanted.dtype:
-            if wanted.sharding is not None and array.sharding.is_equivalent_to(wanted.sharding, array.ndim):
+        is_there = isinstance(array, Array) and not isinstance(array, jax.core.Tracer)
+        if is_there and array.dtype == wanted.dtype and wanted.sharding is not None:
+            if array.sharding.is_equivalent_to(wanted.sharding, array.ndim):
                 return array
-        if not jnp.can_cast(array.dtype, wanted.dtype, "same_kind"):
-            raise UnityError(f"jax: {name} is of {array.dtype}; the plan reads {wanted.dtype}")
         # A copy: JAX may take the caller's own memory, which PyTorch's optimizers change in place.
         own = array if isinstance(array, Array) else array.copy()
         return jax.device_put(jnp.asarray(own, wanted.dtype), wanted.sharding)
@@ -227,8 +245,6 @@ def stablehlo(program: Program, machine: Machine, form: str, platform: str) -> s
     part, with the plan's collectives) or `annotated` (whole arrays, with the sharding of each value). `platform` is
     what it is for, one of `PLATFORMS`; no devices are needed.
     """
-    if platform not in PLATFORMS:
-        raise UnityError(f"jax: platform={platform}: must be {', '.join(PLATFORMS[:-1])} or {PLATFORMS[-1]}")
     dims = mesh_dims(program, machine)
     return JaxStep(program, machine, {}, AbstractMesh(dims.sizes, dims.names), form).lower(platform).as_text()
 
@@ -258,16 +274,30 @@ def _in_micro_batches(shape: Sequence[int], dim: int, count: int) -> tuple[int, 
     return (count, *shape[:dim], shape[dim] // count, *shape[dim + 1 :])
 
 
+def _on_host(name: str, array: Any) -> Any:
+    """Return what is no array of JAX as one of NumPy; types of 16 bits of PyTorch as float32, which holds them."""
+    try:
+        if hasattr(array, "detach"):
+            array = array.detach().cpu()
+            array = (array.float() if array.dtype.is_floating_point and array.dtype.itemsize < 4 else array).numpy()
+        return np.asarray(array)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise UnityError(f"jax: {name} is no array: {str(error).splitlines()[0]}") from error
+
+
 def _mesh(dims: MeshDims, program: Program, mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
     """Return the mesh of a plan: the given one, if it has the plan's dims, else one of JAX's first devices."""
     sizes = dims.sizes
     if mesh is not None:
+        if not isinstance(mesh, Mesh | AbstractMesh):
+            raise UnityError(f"jax: mesh is of {type(mesh).__name__}; give a jax.sharding.Mesh with the plan's dims")
         found = tuple(mesh.shape.values())
         if (tuple(mesh.axis_names), found) != (dims.names, sizes):
             need = ", ".join(f"{name} {size}" for name, size in zip(dims.names, sizes, strict=True))
             have = ", ".join(f"{name} {size}" for name, size in mesh.shape.items())
             raise UnityError(f"jax: the mesh has dims {have or 'none'}; the plan needs {need}, outermost first")
-        return mesh
+        # Without the types of its axes: what is divided by hand has none.
+        return Mesh(mesh.devices, mesh.axis_names) if isinstance(mesh, Mesh) else mesh
     there = jax.devices()
     if len(there) < program.devices:
         raise UnityError(
