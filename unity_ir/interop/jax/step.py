@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity_ir.errors import UnityError
@@ -121,7 +122,7 @@ class JaxStep:
         groups = (("weights", self.weights, weights), ("batch", self.inputs, batch), ("buffers", self.buffers, buffers))
         given: dict[str, Any] = {}
         for kind, names, arrays in groups:
-            if not isinstance(arrays, Mapping | None):
+            if not isinstance(arrays, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UnityError(f"jax: {kind} of {type(arrays).__name__}; give a dict of arrays by name")
             there = {**(self._own if kind == "buffers" else {}), **(arrays or {})}
             if missing := [name for name in names if name not in there]:
@@ -172,21 +173,21 @@ class JaxStep:
         """Return the tables of the model that was planned, placed once."""
         return self.place(self._tables)
 
-    def _placed(self, name: str, array: Any) -> Array:
+    def _placed(self, name: str, given: Any) -> Array:
         wanted, leaf = self.shapes[name], self._by_name[name]
         tensor = self.program.tensors[leaf.result]
-        array = array if isinstance(array, Array) else _on_host(name, array)
+        array: Any = given if isinstance(given, Array) else _on_host(name, given)
         if not jnp.can_cast(array.dtype, wanted.dtype, "same_kind"):
             raise UnityError(f"jax: {name} is of {array.dtype}; the plan reads {wanted.dtype}")
+        is_traced = isinstance(array, Tracer)
         if array.shape == tensor.shape != wanted.shape:
             dim, count = tensor.layout[-1], self.program.micro_batches
             parts = (*tensor.shape[:dim], count, tensor.shape[dim] // count, *tensor.shape[dim + 1 :])
-            with_numpy = jnp if isinstance(array, jax.core.Tracer) else np
-            array = with_numpy.moveaxis(with_numpy.asarray(array).reshape(parts), dim, 0)
+            by: Any = jnp if is_traced else np
+            array = by.moveaxis(by.asarray(array).reshape(parts), dim, 0)
         if array.shape != wanted.shape:
             raise UnityError(f"jax: {name} is {list(array.shape)}; the plan has {list(tensor.shape)}")
-        is_there = isinstance(array, Array) and not isinstance(array, jax.core.Tracer)
-        if is_there and array.dtype == wanted.dtype and wanted.sharding is not None:
+        if isinstance(array, Array) and not is_traced and array.dtype == wanted.dtype and wanted.sharding is not None:
             if array.sharding.is_equivalent_to(wanted.sharding, array.ndim):
                 return array
         # A copy: JAX may take the caller's own memory, which PyTorch's optimizers change in place.
@@ -289,7 +290,7 @@ def _mesh(dims: MeshDims, program: Program, mesh: Mesh | AbstractMesh | None) ->
     """Return the mesh of a plan: the given one, if it has the plan's dims, else one of JAX's first devices."""
     sizes = dims.sizes
     if mesh is not None:
-        if not isinstance(mesh, Mesh | AbstractMesh):
+        if not isinstance(mesh, Mesh | AbstractMesh):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UnityError(f"jax: mesh is of {type(mesh).__name__}; give a jax.sharding.Mesh with the plan's dims")
         found = tuple(mesh.shape.values())
         if (tuple(mesh.axis_names), found) != (dims.names, sizes):
