@@ -42,9 +42,9 @@ def build(
     Raises `UnityError` for another dispatch, and for a group that does not divide the tokens.
     """
     if dispatch not in ("dense", "sparse"):
-        raise UnityError(f"--model: moe: dispatch is {dispatch!a}; it must be dense or sparse")
+        raise UnityError(f"--model: dispatch is {dispatch!a}; it must be dense or sparse")
     if capacity and dispatch == "dense":
-        raise UnityError("--model: moe: a capacity needs dispatch=sparse; with dense, experts compute every token")
+        raise UnityError("--model: a capacity needs dispatch=sparse; with dense, experts compute every token")
     b = Builder("moe")
     tokens, labels = (b.input(name, batch, sequence, dtype="i64") for name in ("tokens", "labels"))
     documents = b.documents(tokens, separator, vocabulary)

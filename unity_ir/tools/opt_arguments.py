@@ -144,7 +144,7 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
         parser.add_argument(
             "--print-ir-after",
             metavar="PASS[,PASS..]",
-            help="print the module after these passes (pcg-search is that of --search), or after all, to stderr",
+            help="print the module to stderr after these passes, pcg-search among them, or after all",
         ),
         parser.add_argument(
             "--trace",
