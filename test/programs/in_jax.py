@@ -34,7 +34,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective
 
 @dataclass(frozen=True)
 class Planned:
-    """What a process needs of a plan: its step's program, the machine, and the tables of the model, as arrays."""
+    """A plan as it is sent to the process: the program of its step, its machine, and the model's tables as arrays."""
 
     program: Program
     machine: Machine
@@ -181,6 +181,8 @@ def jitted(model: str, planned: Planned) -> dict[str, float]:
 
         first = step.place(dict(module.named_parameters()))
         found = jax.jit(lambda weights: jax.lax.scan(descend, weights, None, 2)[0])(first)
+        # Nothing of the trace is left in the step.
+        assert np.isfinite(step(first, batch).loss)
         want = plain.place(dict(module.named_parameters()))
         for _ in range(2):
             want = jax.tree.map(lambda w, g: w - 0.1 * g, want, plain(want, batch).gradients)

@@ -159,17 +159,29 @@ def test_training_is_that_of_pytorch(apart: Apart, planned: MakePlan, model: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("micro_batches", [1, 2] if ALL else [2])
-def test_a_step_can_be_traced(apart: Apart, planned: MakePlan, micro_batches: int):
-    found = apart.run(in_jax.jitted, "perceptron", planned("perceptron", "megatron", micro_batches=micro_batches))
+@pytest.mark.parametrize(("model", "micro_batches"), [("perceptron", 2), ("llama", 1)])
+def test_a_step_can_be_traced(apart: Apart, planned: MakePlan, model: str, micro_batches: int):
+    """With micro-batches, and with tables of the model, which the step keeps."""
+    plan = planned(model, "megatron", micro_batches=micro_batches)
+    assert bool(plan.tables) == (model == "llama")
+    found = apart.run(in_jax.jitted, model, plan)
     assert max(found.values()) < 1e-13, found
 
 
+SEQUENCES = {"batch": 8, "sequence": 8, "hidden": 16, "layers": 1, "vocabulary": 16, "heads": 4}
+LLAMA = {**SEQUENCES, "kv_heads": 2, "intermediate": 16}
+IN_BF16: list[tuple[str, str, dict[str, Any]]] = [
+    ("gpt2", "zero=2", SEQUENCES),
+    ("llama3_8b", "tp=2,dp=4,zero=1", LLAMA),
+    ("moe", "zero=2", {**LLAMA, "experts": 4, "chosen": 2, "dispatch": "sparse"}),
+]
+
+
 @pytest.mark.slow
-def test_mixed_precision_rounds_once(apart: Apart):
+@pytest.mark.parametrize(("model", "degrees", "sizes"), IN_BF16 if ALL else IN_BF16[:1])
+def test_mixed_precision_rounds_once(apart: Apart, model: str, degrees: str, sizes: dict[str, Any]):
     """Losses and gradients are those of float32, to what bf16 holds: 8 bits, of sums of up to 32 products."""
-    sizes = {"batch": 8, "layers": 1, "sequence": 8, "hidden": 16, "heads": 2, "vocabulary": 32}
-    plans = [ui.plan("gpt2", machine="dgx-h100:1", degrees="zero=2", precision=p, **sizes) for p in (None, "bf16")]
+    plans = [ui.plan(model, machine="dgx-h100:1", degrees=degrees, precision=p, **sizes) for p in (None, "bf16")]
     found = apart.run(in_jax.in_halves, "// -----".join(p.text for p in plans))
     assert found["loss"] < 0.01
     assert max(found.values()) < 0.05, found

@@ -26,23 +26,6 @@ from unity_ir.pcg.sharding import devices_of
 Switch = bool | None
 """`no-split` as well as `no-split=true`: xDSL reads a name without a value as None."""
 
-
-def placed_graph(module: ModuleOp, target: str) -> tuple[Graph, Machine]:
-    """
-    Return the graph of a module's one plan, and its machine: that of the module, or, if it has none, one of a single
-    level (`box`) with as many devices as the plan uses.
-
-    Raises `UnityError`, in the name of `target`, for several plans or none, and for a module that is lowered.
-    """
-    if any(isinstance(op, ProgramOp) for op in module.ops):
-        raise UnityError(f"{target}: the module is lowered already; leave lower-pcg-to-spmd out")
-    functions = pcg_functions(module)
-    if len(functions) != 1:
-        raise UnityError(f"{target}: a plan is one function of pcg operations, and the module has {len(functions)}")
-    graph = to_graph(functions[0])
-    return graph, module_machine(module) or load(f"box:{devices_of(graph)}")
-
-
 ModuleMachine = Callable[[], Machine | None]
 
 
@@ -80,3 +63,19 @@ class GraphPass(ModulePass, ABC):
                     add_unproved(made, self.unproved_rules())
             except UnityError as error:
                 raise PassFailedException(str(error)) from error
+
+
+def placed_graph(module: ModuleOp, target: str) -> tuple[Graph, Machine]:
+    """
+    Return the graph of a module's one plan, and its machine: that of the module, or, if it has none, one of a single
+    level (`box`) with as many devices as the plan uses.
+
+    Raises `UnityError`, in the name of `target`, for several plans or none, and for a module that is lowered.
+    """
+    if any(isinstance(op, ProgramOp) for op in module.ops):
+        raise UnityError(f"{target}: the module is lowered already; leave lower-pcg-to-spmd out")
+    functions = pcg_functions(module)
+    if len(functions) != 1:
+        raise UnityError(f"{target}: a plan is one function of pcg operations, and the module has {len(functions)}")
+    graph = to_graph(functions[0])
+    return graph, module_machine(module) or load(f"box:{devices_of(graph)}")

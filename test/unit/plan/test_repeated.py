@@ -1,4 +1,4 @@
-"""What a step makes a second time, rather than keep it."""
+"""Registers that a step makes a second time instead of keeping the first."""
 
 from unity_ir.api.plans import plan
 from unity_ir.interop.expressible import DTENSOR, step_program

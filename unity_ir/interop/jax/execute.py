@@ -38,7 +38,7 @@ Pieces = dict[Register, Array]
 """A device's pieces by register."""
 
 
-class Execution:
+class DeviceStep:
     """
     Runs a training step's program, without its updates, on a device's pieces; `dims` says which of its mesh axes each
     dim of the mesh is made of. What is in micro-batches is one array for all of them, with those as its first dim.

@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from unity_ir.errors import UnityError
 from unity_ir.interop.jax.annotate import annotated
-from unity_ir.interop.jax.execute import Execution, by_register, is_in_time
+from unity_ir.interop.jax.execute import DeviceStep, by_register, is_in_time
 from unity_ir.interop.jax.lines import DTYPES
 from unity_ir.interop.mesh import MeshDims, mesh_dims
 from unity_ir.interop.names import gradients
@@ -28,8 +28,8 @@ Arrays = dict[str, Array]
 """Arrays by the name of the weight, input or table."""
 
 
-class Results(NamedTuple):
-    """What a step returns."""
+class StepResults(NamedTuple):
+    """The loss, the gradients and the next running statistics that a step returns."""
 
     loss: Array
     """The loss of the whole batch, on every device."""
@@ -41,8 +41,8 @@ class Results(NamedTuple):
 
 class JaxStep:
     """
-    A plan's step: `step(weights, batch)` returns `Results`. Weights, batch and buffers are dicts of arrays by name, in
-    the shardings of `shardings`; `place` brings whole arrays there.
+    A plan's step: `step(weights, batch)` returns `StepResults`. Weights, batch and buffers are dicts of arrays by name,
+    in the shardings of `shardings`; `place` brings whole arrays there.
 
     The function is one `jax.shard_map` over `mesh`: each device computes on its own pieces, and what moves between them
     is what the plan says, by explicit collectives. `lower` returns it for inspection (`as_text()` is StableHLO, with
@@ -63,7 +63,7 @@ class JaxStep:
         dims = mesh_dims(program, machine)
         self.mesh = _mesh(dims, program, mesh)
         self._dims = dims
-        self._execution = Execution(program, dims)
+        self._device_step = DeviceStep(program, dims)
         self._gradients = gradients(program)
         self.weights: tuple[str, ...] = tuple(leaf.name for leaf in program.leaves("weight"))
         """Names of the weights."""
@@ -108,7 +108,7 @@ class JaxStep:
 
     def __call__(
         self, weights: Mapping[str, Any], batch: Mapping[str, Any], buffers: Mapping[str, Any] | None = None
-    ) -> Results:
+    ) -> StepResults:
         """
         Return the loss, the gradients of the weights, and the next running statistics, of a batch. What is not placed
         yet is (`place`). Buffers that are not given are those of the model that was planned. It may be called in a
@@ -170,8 +170,9 @@ class JaxStep:
 
     @cached_property
     def _own(self) -> Arrays:
-        """Return the tables of the model that was planned, placed once."""
-        return self.place(self._tables)
+        """Return the tables of the model that was planned, placed once, as arrays also where JAX traces the caller."""
+        with jax.ensure_compile_time_eval():
+            return self.place(self._tables)
 
     def _placed(self, name: str, given: Any) -> Array:
         wanted, leaf = self.shapes[name], self._by_name[name]
@@ -199,7 +200,7 @@ class JaxStep:
         if self.form == "annotated":
             return jax.jit(_named(self._on_whole, self.program.name))
         given = {name: self._spec(leaf.result) for name, leaf in self._by_name.items()}
-        found = Results(
+        found = StepResults(
             PartitionSpec(),  # pyright: ignore[reportArgumentType]
             {name: self._spec(r) for name, r in self._gradients.items()},  # pyright: ignore[reportArgumentType]
             {name: self._spec(r) for name, r in self.program.replaced.items()},  # pyright: ignore[reportArgumentType]
@@ -207,16 +208,16 @@ class JaxStep:
         step = jax.shard_map(self._on_pieces, mesh=self.mesh, in_specs=(given,), out_specs=found, check_vma=False)
         return jax.jit(_named(step, self.program.name))
 
-    def _on_pieces(self, arrays: Arrays) -> Results:
+    def _on_pieces(self, arrays: Arrays) -> StepResults:
         """Run the step on a device's pieces."""
-        pieces = self._execution.run(by_register(self.program, arrays))
+        pieces = self._device_step.run(by_register(self.program, arrays))
         register = self.program.outputs[0]
         roles = zip(self._dims.names, self._dims.roles(self.program.tensors[register].layout), strict=True)
         summed = tuple(name for name, role in roles if role == SUM)
         loss = jax.lax.psum(pieces[register], summed) if summed else pieces[register]
         return self._results(loss, pieces)
 
-    def _on_whole(self, arrays: Arrays) -> Results:
+    def _on_whole(self, arrays: Arrays) -> StepResults:
         """Compute the step on whole arrays, with annotations for XLA."""
 
         def sharding(register: Register) -> NamedSharding:
@@ -225,15 +226,15 @@ class JaxStep:
         found = annotated(self.program, by_register(self.program, arrays), sharding)
         return self._results(found[self.program.outputs[0]], found)
 
-    def _results(self, loss: Array, made: Mapping[Register, Array]) -> Results:
+    def _results(self, loss: Array, made: Mapping[Register, Array]) -> StepResults:
         grads = {name: made[r] for name, r in self._gradients.items()}
-        return Results(loss, grads, {name: made[r] for name, r in self.program.replaced.items()})
+        return StepResults(loss, grads, {name: made[r] for name, r in self.program.replaced.items()})
 
 
-def _named(function: Callable[[Arrays], Results], name: str) -> Callable[[Arrays], Results]:
+def _named(function: Callable[[Arrays], StepResults], name: str) -> Callable[[Arrays], StepResults]:
     """Return the function under another name, which JAX gives its module."""
 
-    def step(arrays: Arrays) -> Results:
+    def step(arrays: Arrays) -> StepResults:
         return function(arrays)
 
     step.__name__ = name
@@ -251,7 +252,7 @@ def stablehlo(program: Program, machine: Machine, form: str, platform: str) -> s
 
 
 PLATFORMS = ("cuda", "rocm", "tpu", "cpu")
-"""What StableHLO can be written for: a few operations are written in another way for each."""
+"""Platforms that StableHLO is written for; sorts and products of experts, among others, differ between them."""
 
 FORMS = ("manual", "annotated")
 """The forms in which JAX is given a plan."""

@@ -20,8 +20,9 @@ from unity_ir.lowering.runtime.ranks import fail
 
 def write_file(path, write):
     """
-    Call `write` with the path of a temporary file, then rename that to `path`. Links are followed; an existing file
-    keeps its mode, a new one gets the umask's; into a pipe or a device the content is copied. Ends the run on errors.
+    Call `write` with the path of a temporary file, then rename that to `path`. Folders on the way
+    are made, links followed; an existing file keeps its mode, a new one gets the umask's; into a pipe or a device the
+    content is copied. Ends the run on errors.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -31,6 +32,7 @@ def write_file(path, write):
                     shutil.copyfileobj(content, out)
             return
         real = os.path.realpath(path)
+        os.makedirs(os.path.dirname(real), exist_ok=True)
         partial = f"{real}.{secrets.token_hex(4)}.partial"
         try:
             # Created here, since the library that writes it may ignore the umask.

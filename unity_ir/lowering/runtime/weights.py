@@ -171,22 +171,24 @@ def write_weights(ctx, weights, path, tables=()):
     dict: to the safetensors file `path`, or to a folder (`is_folder`) as Hugging Face has them, a file at a time, and
     last the index. All ranks call it.
     """
-    from safetensors.torch import save_file
-
     shards, index = _shards() if is_folder(path) else [[*WEIGHTS]], {}
-    if is_folder(path) and ctx.rank == 0:
-        os.makedirs(path, exist_ok=True)
     for number, names in enumerate(shards, 1):
         many = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
         file = Path(path, f"model{many}.safetensors") if is_folder(path) else path
         found = whole_weights(ctx, weights, tables if number == 1 else (), names=names)
         if ctx.rank == 0:
-            write_file(file, lambda partial, found=found: save_file(found, partial, {"format": "pt"}))
+            write_file(file, lambda partial, found=found: _save(found, partial))
             index.update({name: (Path(file).name, tensor.nbytes) for name, tensor in found.items()})
     if ctx.rank == 0 and len(shards) > 1:
         total = {"total_size": sum(size for _, size in index.values())}
         text = json.dumps({"metadata": total, "weight_map": {n: file for n, (file, _) in index.items()}}, indent=2)
         write_file(Path(path, INDEX), lambda partial: Path(partial).write_text(text + "\n"))
+
+
+def _save(found, path):
+    from safetensors.torch import save_file  # a missing library ends the run with write_file's line
+
+    save_file(found, path, {"format": "pt"})
 
 
 def _shards():
