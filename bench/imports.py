@@ -38,9 +38,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from unity_ir.errors import UnityError
+from unity_ir.frontends.report import one_line
 from unity_ir.frontends.torch import from_torch
 from unity_ir.frontends.torch.export import ModuleWithLoss, bind
-from unity_ir.frontends.torch.report import one_line
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.optimizer import Optimizer

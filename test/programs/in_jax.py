@@ -284,3 +284,46 @@ def by_evaluation(name: str, case: Case) -> None:
             tolerance = 1e-2 if value.type.dtype in ("f32", "f16", "bf16") else 1e-9
             got, found[value] = np.asarray(got, np.float64), wanted
             np.testing.assert_allclose(got, np.asarray(wanted, np.float64), tolerance, tolerance, err_msg=str(node))
+
+
+def stepped_loss(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Plan a loss of JAX on four devices; compare its step with `jax.value_and_grad`, and two steps of gradient descent
+    inside of `jax.jit` with those of the loss.
+    """
+    import jax
+    import jax.numpy as jnp
+    from jax_models import MODELS as LOSSES
+
+    import unity_ir as ui
+
+    with jax.enable_x64(True):
+        loss, arguments = LOSSES[name]()
+        weights, *batch = jax.tree.map(jnp.asarray, arguments)
+        step: Any = ui.plan(loss, (weights, *batch), machine="box:4", **options).jax()
+        placed = step.place(weights)
+        found, wanted = step(placed, *batch), jax.value_and_grad(loss)(weights, *batch)
+
+        def descended(weights: Any, gradients: Any) -> Any:
+            return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+        @jax.jit
+        def trained(weights: Any) -> Any:
+            for _ in range(2):
+                weights = descended(weights, step(weights, *batch).gradients)
+            return weights
+
+        for _ in range(2):
+            weights = descended(weights, jax.grad(loss)(weights, *batch))
+        gradients, after = step.restore(found.gradients), step.restore(trained(placed))
+        off = [
+            float(jnp.max(jnp.abs(a - b))) for a, b in zip(*map(jax.tree.leaves, (gradients, wanted[1])), strict=True)
+        ]
+        late = [float(jnp.max(jnp.abs(a - b))) for a, b in zip(*map(jax.tree.leaves, (after, weights)), strict=True)]
+        shardings = zip(*map(jax.tree.leaves, (placed, found.gradients)), strict=True)
+        return {
+            "loss": abs(float(found.loss) - float(wanted[0])),
+            "gradients": off,
+            "trained": max(late),
+            "alike": all(w.sharding.is_equivalent_to(g.sharding, w.ndim) for w, g in shardings),
+        }

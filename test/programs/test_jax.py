@@ -125,6 +125,33 @@ def test_a_step_is_that_of_pytorch_and_sends_what_is_planned(apart: Apart, plann
     assert lowered == collectives(plan.program)
 
 
+LOSSES = {
+    "perceptron": [{"search": "joint"}, {"degrees": "tp=2,dp=2"}],
+    "gpt": [{"search": "fsdp", "micro_batches": 2}, {"degrees": "tp=2,dp=2,zero=3"}],
+    "llama": [
+        {"degrees": "tp=2,dp=2,sp=true"},
+        {"degrees": "tp=2,dp=2,zero=3", "recompute": "block", "micro_batches": 2},
+    ],
+    "mixture": [{"search": "data-parallel"}],
+    "convolutional": [{"search": "fsdp"}],
+    "indexed": [{"search": "data-parallel"}],
+}
+"""Losses of JAX (`jax_models`) with options to plan them by; the first two run in `make test`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES if ALL else [*LOSSES][:2])
+def test_a_loss_of_jax_is_planned_and_stepped(apart: Apart, name: str):
+    for options in LOSSES[name] if ALL else LOSSES[name][:1]:
+        found = apart.run(in_jax.stepped_loss, name, options)
+        # JAX's own attention has its softmax in float32.
+        close = 1e-6 if name == "llama" else 1e-12
+        assert found["loss"] < close
+        assert max(found["gradients"]) < close
+        assert found["trained"] < close
+        assert found["alike"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS if ALL else ["perceptron"])
 @pytest.mark.parametrize("by", PLANS if ALL else ["joint"])

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from unity_ir.api.step import Step
     from unity_ir.frontends.torch import Imported
     from unity_ir.interop.jax.step import JaxStep
+    from unity_ir.interop.jax.trees import ArgumentTrees, LossStep
     from unity_ir.machine import Machine
     from unity_ir.pcg.graph import Graph
     from unity_ir.pcg.origin import Origin
@@ -117,8 +118,8 @@ class Plan:
     @property
     def imported(self) -> Imported | None:
         """
-        The graph and tensors of the PyTorch module that this plan is of, if it was planned in this process; None for
-        any other plan.
+        The graph and tensors of the PyTorch module or the loss of JAX that this plan is of, if it was planned in this
+        process; None for any other plan.
         """
         return self._source.imported
 
@@ -173,12 +174,14 @@ class Plan:
 
     def save_weights(self, path: str | Path) -> None:
         """
-        Write the weights and tables (buffers, frozen parameters, constants) of the PyTorch module that was planned to a
-        safetensors file, as `unity-opt --weights-out` does: a program can start training from it. Raises `UnityError`
-        for other plans.
+        Write the weights and tables (buffers, frozen parameters, constants) of the module, or of the loss of JAX, that
+        was planned to a safetensors file, as `unity-opt --weights-out` does: a program can start training from it.
+        Raises `UnityError` for other plans.
         """
         if self.imported is None:
-            raise UnityError("save_weights: this plan was not made of a PyTorch module here, so it has no weights")
+            raise UnityError(
+                "save_weights: this plan was not made of a module or a loss of JAX here, so it has no weights"
+            )
         try:
             self.imported.save(path)
         except OSError as error:
@@ -234,10 +237,11 @@ class Plan:
         with as_unity_errors(self._source.name, self._source.module):
             return step_program(self.graph, self.machine, JAX)
 
-    def jax(self, mesh: Mesh | None = None, form: str = "manual") -> JaxStep:
+    def jax(self, mesh: Mesh | None = None, form: str = "manual") -> JaxStep | LossStep:
         """
         Return the plan's step as a function of JAX: `step(weights, batch)` returns the loss, and the gradients of the
-        weights in the weights' shardings, for Optax or another optimizer (docs/jax.md).
+        weights in the weights' shardings, for Optax or another optimizer (docs/jax.md). For a plan of a loss of JAX,
+        made in this process, the step takes and returns the loss's own trees (`LossStep`), else arrays by name.
 
         `mesh` must have the plan's dims (`step.mesh`); None makes it of JAX's first devices. In the form `manual` the
         step is one `jax.shard_map`, with the collectives of the plan; in the form `annotated` it is on whole arrays,
@@ -249,7 +253,26 @@ class Plan:
             from unity_ir.interop.jax.step import JaxStep
 
             own = {} if self.imported is None else self.imported.tables
-            return JaxStep(self._jax_program, self.machine, own, mesh, form, self._origin.tables)
+            step = JaxStep(self._jax_program, self.machine, own, mesh, form, self._origin.tables)
+            trees = self._argument_trees
+        if trees is None:
+            return step
+        from unity_ir.interop.jax.trees import LossStep
+
+        return LossStep(step, trees)
+
+    @property
+    def _argument_trees(self) -> ArgumentTrees | None:
+        """How the arguments of the loss of JAX that was planned hold weights and inputs; None for other models."""
+        traced = getattr(self.imported, "trace", None)
+        if traced is None:
+            return None
+        from unity_ir.frontends.jax.imported import input_name
+        from unity_ir.interop.jax.trees import ArgumentTrees
+
+        inputs = [None if leaf.is_key else input_name(leaf) for leaf in traced.batch]
+        names, shapes = [leaf.names for leaf in traced.weights], [leaf.shape for leaf in traced.weights]
+        return ArgumentTrees(traced.weights_tree, names, shapes, traced.batch_tree, inputs)
 
     def stablehlo(self, form: str = "manual", platform: str = "cuda") -> str:
         """
@@ -336,7 +359,7 @@ def _if_installed() -> Generator[None]:
 
 
 def plan(
-    model: nn.Module | str | Path,
+    model: nn.Module | Callable[..., Any] | str | Path,
     inputs: object = None,
     loss: Callable[..., Any] | None = None,
     *,
@@ -360,11 +383,13 @@ def plan(
     Search for the fastest plan of a model's training step on a machine, as `unity-opt` does with the options of the
     same names; return it.
 
-    `model` is one of these: a PyTorch module; the name of a model of the zoo, with `sizes` such as `batch=8, layers=2`;
-    the path of a `.pcg` file; or the text of one. A PyTorch module needs an example of its `inputs` (a tensor, a tuple
-    of arguments, or a dict by name; a whole batch of all ranks). Its `loss` is called as `loss(outputs, *targets)`, the
-    targets being the last inputs; without one, the loss is in the module's output. `name` is that of its graph, by
-    default the module's class.
+    `model` is one of these: a PyTorch module; a loss function of JAX; the name of a model of the zoo, with `sizes` such
+    as `batch=8, layers=2`; the path of a `.pcg` file; or the text of one. A PyTorch module needs an example of its
+    `inputs` (a tensor, a tuple of arguments, or a dict by name; a whole batch of all ranks). Its `loss` is called as
+    `loss(outputs, *targets)`, the targets being the last inputs; without one, the loss is in the module's output. A
+    function of JAX (`frontends.jax.from_jax`) returns a loss, and its `inputs` are what it is called with: `(weights,
+    batch, ..)`, trees of arrays or of `jax.ShapeDtypeStruct`s. `name` is that of the graph, by default the module's
+    class or the function.
 
     `machine` is a preset or a file: `dgx-h100:2`, `2gpu`, `cluster.toml`; `profile` a file of measurements of it.
     `search` is a strategy, with options after it (`mcmc,seed=3`), or None for a text that is a plan already; `degrees`,

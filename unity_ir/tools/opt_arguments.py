@@ -44,9 +44,14 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "(module, example inputs, loss)",
         ),
         parser.add_argument(
+            "--from-jax",
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="import a loss of JAX instead of a file; the function returns (loss, (weights, batch, ..))",
+        ),
+        parser.add_argument(
             "--weights-out",
             metavar="FILE.safetensors",
-            help="with --from-torch: write the module's weights and tables to a file; by their full names",
+            help="with --from-torch or --from-jax: write the weights and tables to a file; by their full names",
         ),
         parser.add_argument(
             "--mixed-precision",

@@ -70,7 +70,7 @@ class UnityOpt(xDSLOptMain):
     """The content of the file of `-o`, which is written only if everything succeeds."""
 
     imported: Imported | None = None
-    """The model that `--from-torch` imported."""
+    """The model that `--from-torch` or `--from-jax` imported."""
 
     against: Plan | None = None
     """The plan of `--against`."""
@@ -113,32 +113,33 @@ class UnityOpt(xDSLOptMain):
         return module
 
     def get_input_name(self) -> str:
-        """Return the name of the input for error messages: a file's, `--model=...` or `--from-torch=...`."""
-        if self.args.model is not None:
-            return f"--model={self.args.model}"
-        return super().get_input_name() if self.args.from_torch is None else f"--from-torch={self.args.from_torch}"
+        """Return the name of the input for error messages: a file's, `--model=...`, `--from-torch=...`, .."""
+        return next((f"{option}={value}" for option, value in self.models()), None) or super().get_input_name()
+
+    def models(self) -> list[tuple[str, str]]:
+        """Return the options given that name a model to read instead of a file, with their values."""
+        args = self.args
+        given = (("--model", args.model), ("--from-torch", args.from_torch), ("--from-jax", args.from_jax))
+        return [(option, value) for option, value in given if value is not None]
 
     def get_input_stream(self) -> tuple[IO[bytes], str]:
         """
-        Return (stream, file extension) of the input: the text of a model of the zoo or from PyTorch, or the input file.
+        Return (stream, file extension) of the input: the text of a model of the zoo, from PyTorch or from JAX, or the
+        input file.
 
-        Raises `UnityError` if more than one is given, or `--weights-out` without `--from-torch`.
+        Raises `UnityError` if more than one is given, or `--weights-out` without a model that is imported.
         """
-        given = [
-            text
-            for text, value in (("--model", self.args.model), ("--from-torch", self.args.from_torch))
-            if value is not None
-        ]
+        given = [option for option, _ in self.models()]
         if self.args.input_file is not None:
             given.append(f"the file {self.args.input_file}")
         if len(given) > 1:
             raise UnityError(f"unity-opt: {' and '.join(given)} are both given; leave one out")
-        if self.args.weights_out is not None and self.args.from_torch is None:
-            raise UnityError("unity-opt: --weights-out writes the weights of --from-torch, which is not given")
+        if self.args.weights_out is not None and self.args.from_torch is None and self.args.from_jax is None:
+            raise UnityError("unity-opt: --weights-out writes the weights of --from-torch or --from-jax; give one")
         if self.args.model is not None:
             return self.model_text(), "pcg"
-        if self.args.from_torch is not None:
-            return self.torch_text(), "pcg"
+        if self.args.from_torch is not None or self.args.from_jax is not None:
+            return self.imported_text(), "pcg"
         # Read whole, so that `-o` may name the same file.
         stream, extension = super().get_input_stream()
         data = stream.read()
@@ -153,12 +154,18 @@ class UnityOpt(xDSLOptMain):
 
         return BytesIO(str(module_of_graph(from_text(self.args.model))).encode())
 
-    def torch_text(self) -> IO[bytes]:
-        """Import the PyTorch model that `--from-torch` names; return its graph as text (.pcg), in a stream."""
+    def imported_text(self) -> IO[bytes]:
+        """Import the model that `--from-torch` or `--from-jax` names; return its graph as text (.pcg), in a stream."""
         from unity_ir.api.source import module_of_imported
-        from unity_ir.frontends.torch.load import from_text
 
-        self.imported = from_text(self.args.from_torch)
+        if self.args.from_jax is not None:
+            from unity_ir.frontends.jax.load import from_text as from_jax
+
+            self.imported = from_jax(self.args.from_jax)
+        else:
+            from unity_ir.frontends.torch.load import from_text as from_torch
+
+            self.imported = from_torch(self.args.from_torch)
         return BytesIO(str(module_of_imported(self.imported)).encode())
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:

@@ -90,7 +90,7 @@ def generator_exit(): raise GeneratorExit
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("exits0", "called sys.exit(0); it must return the module"),
+        ("exits0", "called sys.exit(0); it must return the model"),
         ("exits3", "called sys.exit(3)"),
         ("forward_exits", "called sys.exit(5)"),
         ("base", "raised BaseException: x"),

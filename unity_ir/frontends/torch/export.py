@@ -20,8 +20,8 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils._pytree import tree_leaves
 
 from unity_ir.errors import UnityError
+from unity_ir.frontends.report import one_line, refuse
 from unity_ir.frontends.torch import functions
-from unity_ir.frontends.torch.report import one_line, refuse
 
 
 @dataclass(frozen=True)
@@ -349,20 +349,29 @@ PYTHON = (os.path.dirname(os.__file__) + os.sep, os.path.join(os.path.dirname(os
 def source_line(node: fx.Node) -> str:
     """
     Return the line of the model's source from which an exported operator came, as the text `file:line`: the innermost
-    frame outside of torch and this package; `outside of the module` if there is none.
+    frame outside of torch and this package; `outside of the module` if there is none. Operators of another frontend
+    carry it as `line` among their custom data.
     """
+    if said := custom_data(node).get("line"):
+        return str(said)
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     outside = [f for f in frames if not f[0].startswith(NOT_THE_MODEL)]
-    return _short(*outside[-1]) if outside else "outside of the module"
+    return short_path(*outside[-1]) if outside else "outside of the module"
+
+
+def custom_data(node: fx.Node) -> Mapping[str, Any]:
+    """Return what `torch.fx.traceback.annotate` left with a node; {} if nothing."""
+    return node.meta.get("custom") or {}
 
 
 def _where(error: BaseException) -> str:
     library, installed = PYTHON
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(NOT_THE_MODEL)]
     frames = [f for f in frames if not f.filename.startswith(library) or f.filename.startswith(installed)]
-    return f" ({_short(frames[-1].filename, str(frames[-1].lineno))})" if frames else ""
+    return f" ({short_path(frames[-1].filename, str(frames[-1].lineno))})" if frames else ""
 
 
-def _short(file: str, line: str) -> str:
+def short_path(file: str, line: str) -> str:
+    """Return a line of a file as `file:line`, relative to the current directory if it is in it."""
     near = os.path.relpath(file)
     return f"{file if near.startswith('..') else near}:{line}"

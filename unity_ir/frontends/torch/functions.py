@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes  # pyright: ignore[reportPrivateUsage]
 
-from unity_ir.frontends.torch.report import refuse
+from unity_ir.frontends.report import refuse
 
 no_function_modes: Any = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
 TRIES = 2

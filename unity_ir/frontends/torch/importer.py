@@ -16,13 +16,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from unity_ir.errors import UnityError
+from unity_ir.frontends.report import Report, one_line, refuse
 from unity_ir.frontends.torch import maps as _maps
 from unity_ir.frontends.torch.aliases import Layout, Memories, layout, returns_written, written
 from unity_ir.frontends.torch.decompose import decompose
-from unity_ir.frontends.torch.export import Exported, source_line
+from unity_ir.frontends.torch.export import Exported, custom_data, source_line
 from unity_ir.frontends.torch.memory import Memory
 from unity_ir.frontends.torch.padded import Padded
-from unity_ir.frontends.torch.report import Report, one_line, refuse
 from unity_ir.frontends.torch.site import MAPPINGS, CallSite, Tables
 from unity_ir.frontends.torch.values import element_type, like, op
 from unity_ir.pcg.graph import Node, Value, leaf
@@ -530,6 +530,9 @@ def _out_of_place(node: fx.Node) -> str:
 
 
 def _shown(node: fx.Node) -> str:
+    """Return an operator's name for messages: that of another frontend's operator that it is a part of, if any."""
+    if said := custom_data(node).get("operator"):
+        return str(said)
     return str(node.target) if hasattr(node.target, "overloadpacket") else _operator_name(node)
 
 

@@ -13,7 +13,7 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, scale, where
 from unity_ir.frontends.torch.masks import is_causal_mask, ranges_of_mask, visible
-from unity_ir.frontends.torch.recognise import undo_repeat_kv
+from unity_ir.frontends.torch.recognise.attention import undo_repeat_kv
 from unity_ir.frontends.torch.site import CallSite, maps, number
 from unity_ir.frontends.torch.values import Operand, constant, cut, expand, is_bool, op, reshape
 from unity_ir.pcg.graph import Value

@@ -11,7 +11,7 @@ import math
 import torch
 
 from unity_ir.errors import UnityError
-from unity_ir.frontends.torch import recognise
+from unity_ir.frontends.torch.recognise import activations, norms
 from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number, shrink
 from unity_ir.frontends.torch.values import Operand, constant, element_type, expand, like, op, squeeze_leading
 from unity_ir.pcg.graph import Value
@@ -72,23 +72,34 @@ def scale(x: Value, by: float) -> Value:
 
 @maps("add")
 def add(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    """Map PyTorch's `x + alpha * y`, with broadcasting, in the element type of its result."""
+    """
+    Map PyTorch's `x + alpha * y`, with broadcasting, in the element type of its result. A sum that is the last step of
+    a written-out layer norm becomes that operator instead.
+    """
     if isinstance(x, Value) and (by := number(y)) is not None:
         return site.fit(shift(cast(x, site.dtype), by * alpha))
     if isinstance(y, Value) and (by := number(x)) is not None:
         return site.fit(shift(scale(cast(y, site.dtype), alpha), by))
     if alpha != 1:
         y = scale(site.value(y, site.dtype), alpha)
+    for a, b in ((x, y), (y, x)):
+        if isinstance(a, Value) and isinstance(b, Value) and (known := norms.layer_norm(a, b)) is not None:
+            return site.fit(known)
     return binary(site, "add", x, y)
 
 
 @maps("sub", "subtract")
 def sub(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    """Map PyTorch's `x - alpha * y`, with broadcasting, in the element type of its result."""
+    """
+    Map PyTorch's `x - alpha * y`, with broadcasting, in the element type of its result. A difference that is the last
+    step of a written-out log-softmax becomes that operator instead.
+    """
     if (by := number(y)) is not None or number(x) is not None:
         return add(site, x, y if by is None else by, alpha=-alpha)
     if alpha != 1:
         y = scale(site.value(y, site.dtype), alpha)
+    if isinstance(x, Value) and isinstance(y, Value) and (known := norms.log_softmax(x, y)) is not None:
+        return site.fit(known)
     return binary(site, "sub", x, y)
 
 
@@ -109,7 +120,7 @@ def mul(site: CallSite, x: Operand, y: Operand) -> Value:
             return site.fit(scale(cast(a, site.dtype), by))
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and isinstance(b, Value):
-            known = recognise.gelu_tanh(a, b) or recognise.rms_norm(a, b)
+            known = activations.gelu(a, b) or norms.rms_norm(a, b)
             if known is not None and known.type.dtype == site.dtype:
                 return known
     return binary(site, "mul", x, y)
@@ -117,7 +128,10 @@ def mul(site: CallSite, x: Operand, y: Operand) -> Value:
 
 @maps("div", "divide", "true_divide")
 def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
-    """Map PyTorch's `x / y`, rounded down if `rounding_mode` is "floor", and towards 0 if it is "trunc"."""
+    """
+    Map PyTorch's `x / y`, rounded down if `rounding_mode` is "floor", and towards 0 if it is "trunc". A quotient that
+    is the last step of a written-out softmax becomes that operator instead.
+    """
     if rounding_mode == "trunc":
         return cast(truncated(site, binary(site.in_floats(), "div", x, y)), site.dtype)
     # What is rounded must be the quotient itself: 49 * (1 / 49) is below 1.
@@ -128,7 +142,8 @@ def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None
     elif site.dtype in ("i64", "i32"):
         return cast(op("floor", binary(site.in_floats(), "div", x, y)), site.dtype)
     else:
-        out = binary(site, "div", x, y)
+        known = norms.softmax(x, y) if isinstance(x, Value) and isinstance(y, Value) and not rounding_mode else None
+        out = binary(site, "div", x, y) if known is None else site.fit(known)
     return op("floor", out) if rounding_mode else out
 
 

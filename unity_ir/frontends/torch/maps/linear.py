@@ -12,8 +12,8 @@ from math import prod
 import torch
 
 from unity_ir.errors import UnityError
-from unity_ir.frontends.torch import recognise
 from unity_ir.frontends.torch.maps.elementwise import add, scale
+from unity_ir.frontends.torch.recognise.attention import attention as written_attention
 from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, broadcast, expand, op, permute, reshape, shape_of
 from unity_ir.pcg.graph import Value
@@ -54,7 +54,7 @@ def matmul(site: CallSite, x: Operand, y: Operand) -> Value:
         # Unlike matmul, batch_matmul wants the same leading dims on both sides.
         lead = site.shape[: len(site.shape) - (len(shape_of(y)) > 1) - (len(shape_of(x)) > 1)]
         a, b = (expand(v, (*lead, *v.shape[-2:])) for v in (a, b))
-    return recognise.attention(a, b, site.tables) or reshape(product(*_unflattened(a, b)), site.shape)
+    return written_attention(a, b, site.tables) or reshape(product(*_unflattened(a, b)), site.shape)
 
 
 def _unflattened(a: Value, b: Value) -> tuple[Value, Value]:

@@ -16,6 +16,7 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import binary, scale
 from unity_ir.frontends.torch.maps.indexing import argmax, argmin, sort
+from unity_ir.frontends.torch.recognise import losses
 from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, Shape, constant, cut, expand, op, reshape, swap
 from unity_ir.pcg.graph import Value
@@ -53,13 +54,20 @@ def reduction(name: str, *aten: str) -> None:
     """
     Register the graph operator called `name`, such as `reduce_sum`, as the mapping of the ATen operators named in
     `aten`. The mapping reduces over the dims given in the call, or over all, to the shape and element type of PyTorch's
-    result.
+    result. A mean or sum that is the last step of a written-out cross-entropy becomes that operator instead.
     """
 
     @maps(*aten)
     def over(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
         del keepdim, dtype
-        return reshape(reduced(name, cast(x, site.dtype), _dim_numbers(x, dims)), site.shape)
+        numbers = _dim_numbers(x, dims)
+        x = cast(x, site.dtype)
+        known: Value | None = None
+        if name == "reduce_mean" and len(numbers) == len(x.shape):
+            known = losses.mean_of(x)
+        elif name == "reduce_sum" and numbers == [len(x.shape) - 1]:
+            known = losses.one_hot_sum(x, site.tables)
+        return reshape(reduced(name, x, numbers) if known is None else known, site.shape)
 
     del over
 

@@ -6,10 +6,13 @@ from unity_ir.errors import UnityError, UnityReport
 
 
 class Report:
-    """Collects the operators of the model `name` that cannot be imported, so that one error lists them all."""
+    """
+    Collects the operators of the model `name` that cannot be imported, so that one error lists them all. `option` is
+    the command line's for the frontend, with which messages begin.
+    """
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, option: str = "--from-torch"):
+        self.name, self.option = name, option
         self._lines: dict[tuple[str, str], list[str]] = {}
 
     def add(self, operator: str, why: str, source_line: str) -> None:
@@ -31,7 +34,7 @@ class Report:
         if not self._lines:
             return
         count = "one cause" if len(self._lines) == 1 else f"{len(self._lines)} causes"
-        lines = [f"--from-torch: {self.name} cannot be imported, for {count}:"]
+        lines = [f"{self.option}: {self.name} cannot be imported, for {count}:"]
         for (operator, why), source_lines in self._lines.items():
             times = f" and {len(source_lines) - 1} more" if len(source_lines) > 1 else ""
             lines.append(f"  {operator}: {why} ({source_lines[0]}{times})")

@@ -1,0 +1,62 @@
+"""Look at the operators that made a value, for patterns of several."""
+
+from __future__ import annotations
+
+from unity_ir.pcg.graph import Value
+
+
+def made_by(value: Value, name: str) -> tuple[Value, ...]:
+    """Return the operands of the operator whose result a value is, if that graph operator is called `name`; else ()."""
+    return value.node.operands if value.node.op == name else ()
+
+
+def number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | None:
+    """
+    Return (first operand, value of the numeric attribute `attribute`) of the operator whose result a value is, if that
+    graph operator is called `name`; else None.
+
+    Given `scale(x, by = 2)`, "scale" and "by", returns x and 2.
+    """
+    return (value.node.operands[0], value.node.attribute(attribute)) if value.node.op == name else None
+
+
+def factor_of(value: Value) -> tuple[Value, float]:
+    """Return (x, factor) such that a value is `factor * x`, through any number of scales and negations."""
+    factor = 1.0
+    while value.node.op in ("scale", "neg"):
+        factor *= value.node.attribute("by") if value.node.op == "scale" else -1.0
+        (value,) = value.node.operands
+    return value, factor
+
+
+def uncast(value: Value) -> Value:
+    """Return what a value was cast from; the value itself if it is no cast."""
+    return value.node.operands[0] if value.node.op == "cast" else value
+
+
+def unshaped(value: Value) -> Value:
+    """Return what a value was made of by reshapes, expansions and `detach`."""
+    while value.node.op in ("reshape", "expand", "detach"):
+        (value,) = value.node.operands
+    return value
+
+
+def unbroadcast(value: Value) -> Value:
+    """Return the vector [n] of which a value [1, .., 1, n] is a reshape; the value itself if it is none."""
+    inner = value
+    while inner.node.op == "reshape":
+        (inner,) = inner.node.operands
+    return inner if len(inner.shape) == 1 and value.shape == (*(1,) * (len(value.shape) - 1), *inner.shape) else value
+
+
+def reduced_last(value: Value, name: str) -> Value | None:
+    """
+    Return the x of which a value [.., 1] or [..] is the reduction over the last dim, by the graph operator called
+    `name`; None if it is not one.
+    """
+    inner = unshaped(value)
+    for x in made_by(inner, name):
+        is_last = inner.node.attribute("dim") == len(x.shape) - 1 and inner.shape == x.shape[:-1]
+        if is_last and value.shape in (inner.shape, (*inner.shape, 1)):
+            return x
+    return None
