@@ -102,7 +102,11 @@ def place_folder(path: str, staged: str) -> None:
         if os.path.isdir(real):
             old = mkdtemp(dir=os.path.dirname(real))
             os.rename(real, old)
-            os.rename(staged, real)
+            try:
+                os.rename(staged, real)
+            except OSError:
+                os.rename(old, real)
+                raise
             rmtree(old)
         else:
             os.rename(staged, real)

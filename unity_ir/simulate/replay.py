@@ -63,8 +63,9 @@ def replay(
     Without `overlap`, every collective occupies the compute stream, too. `axes` are the mesh axes along which devices
     are simulated separately: None for those on which some tensor is pinned, so that devices differ. `micro_batches` is
     the number of micro-batches to simulate (None: all). For a part of a step, that number is 1; `is_first` says whether
-    it is the step's first micro-batch, whose gradients are added to none, and `is_last` whether it is the last, in which
-    lines marked `last` run, too. `under_way` are the collectives that other parts have started and this part waits for.
+    it is the step's first micro-batch, whose gradients are added to none, and `is_last` whether it is the last, in
+    which lines marked `last` run, too. `under_way` are the collectives that other parts have started and this part
+    waits for.
     """
     if axes is None:
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())

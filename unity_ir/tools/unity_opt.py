@@ -192,9 +192,8 @@ class UnityOpt(xDSLOptMain):
             if args.search is not None:
                 raise UnityError("unity-opt: --degrees and --search each make the plan; leave one out")
             asked_by, args.search = "--degrees", ",".join(filter(None, ("degrees", args.degrees)))
-        used = args.search or args.stats or args.print_plan or args.trace or args.timeline or args.report
-        used = used or args.chakra
-        if args.machine is not None and not used:
+        used = (args.search, args.stats, args.print_plan, args.trace, args.timeline, args.chakra, args.report)
+        if args.machine is not None and not any(used):
             raise UnityError(
                 "unity-opt: --machine says where to search and to cost; "
                 "add --search, --stats, --print-plan, --trace, --timeline, --chakra or --report"

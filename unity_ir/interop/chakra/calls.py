@@ -23,8 +23,8 @@ from unity_ir.plan.schedule import Start, moves_of, piece_bytes
 class NetworkCall:
     """
     A collective as every device of a class calls it: kind, mesh axes along which its groups lie, and the bytes of a
-    device's operand. For kinds with a root, `root` and `to` are positions in the group. `low`, `high` and `size` are
-    those of a halo exchange, in slices: what it fetches before and after a piece, and the piece.
+    device's operand. For kinds with a root, `root` and `to` are positions in the group. A halo exchange fetches `low`
+    slices before and `high` after a piece of `size` slices; its `bytes` are those of one slice.
     """
 
     kind: str
@@ -55,9 +55,7 @@ def network_call(program: Program, start: Start) -> NetworkCall:
     if isinstance(first, HaloExchange):
         smaller = first.operand if first.kind == "halo" else first.result
         length = program.tensors[smaller].local(program.mesh)[first.dim]
-        slices = length * piece_bytes(program, first.operand) // piece_bytes(program, smaller)
         each = piece_bytes(program, smaller) // length
-        assert slices * each == piece_bytes(program, first.operand)
         return NetworkCall(first.kind, first.axes, each, low=first.low, high=first.high, size=length)
     root, to = (coordinate_of(role) if is_pinned(role) else 0 for role in (first.source, first.target))
     return NetworkCall(first.kind, first.axes, size, root, to)

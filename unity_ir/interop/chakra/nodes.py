@@ -74,16 +74,16 @@ class NodeList:
         Add the nodes of the replay of a plan. For a part of a step, `micro_batch` is the one it is run for, and its
         collectives do not queue behind those of earlier parts.
         """
-        mine, width = tasks.streams.class_of(self.device), tasks.streams.width
-        streams = tasks.held
         if micro_batch is not None:
             self.ports = {}
-        for line, (begin, end) in zip(
-            tasks.played, pairwise([*(each.first for each in tasks.played), len(tasks)]), strict=True
-        ):
-            own = [t for t in range(begin, end) if any(s // width == mine for s in streams[t])]
-            at = line.micro_batch if micro_batch is None else micro_batch
-            self._line(plan, tasks, line, own, at)
+        mine, width = tasks.streams.class_of(self.device), tasks.streams.width
+        firsts = [*(line.first for line in tasks.played), len(tasks)]
+        for line, (begin, end) in zip(tasks.played, pairwise(firsts), strict=True):
+            own = [t for t in range(begin, end) if any(s // width == mine for s in tasks.held[t])]
+            self._line(plan, tasks, line, own, line.micro_batch if micro_batch is None else micro_batch)
+        for register, held in plan.schedule.same.items():
+            if held in self.latest:
+                self.latest[register] = self.latest[held]
 
     def _line(self, plan: Plan, tasks: TaskGraph, line: PlayedLine, own: Sequence[int], at: int) -> None:
         """Add the nodes of a line, given its tasks on devices of the class; () where only others run it."""
@@ -111,38 +111,38 @@ class NodeList:
         is_first = (line.piece if program.is_in_pieces(compute) else line.micro_batch) == 0
         kernel = kernel_of_line(program, compute)
         moved = kernel.bytes + (0 if is_first else plan.added_bytes(compute))
-        read = self._made(plan, compute.operands, at)
+        read = self.made(plan, compute.operands, at)
         if not is_first:
             read += [i for r in compute.results for i in self.latest.get(program.added.get(r, -1), ())]
-        self._make(compute.results, self._kernel(tasks, task, read, kernel.flops, moved), at)
+        self.make(compute.results, self._kernel(tasks, task, read, kernel.flops, moved), at)
 
     def _time_step(
         self, plan: Plan, tasks: TaskGraph, line: PlayedLine, step: TimeStep, own: Sequence[int], at: int
     ) -> None:
-        made = tuple(self._made(plan, [step.operand], at))
+        made = tuple(self.made(plan, [step.operand], at))
         every = plan.time_step_bytes(step)
         moved = every[line.piece if step.is_of_pieces else line.micro_batch]
         # Without bytes it is done by the kernel that makes the operand, or by none.
         if own and moved:
             read = [*made, *self.latest.get(step.result, ())]
             made = self._kernel(tasks, own[0], read, 0, moved)
-        self._make([step.result], made, at)
+        self.make([step.result], made, at)
 
     def _wait(self, plan: Plan, tasks: TaskGraph, registers: Sequence[Register], own: Sequence[int], at: int) -> None:
-        self.wait_for(self._made(plan, registers, at))
+        self.wait_for(self.made(plan, registers, at))
         for task in own:
             if tasks.labels[task].what == "copy":
                 copied = self._kernel(tasks, task, (), 0, plan.copies(self.started[registers[0]])[1].bytes)
-                self._make(registers, copied, at)
+                self.make(registers, copied, at)
 
     def _start(self, plan: Plan, tasks: TaskGraph, start: Start, own: Sequence[int], at: int) -> None:
         program, moves = plan.program, moves_of(start)
         results = [move.result for move in moves]
-        read = self._made(plan, [move.operand for move in moves], at)
+        read = self.made(plan, [move.operand for move in moves], at)
         if not communicates(moves[0]):
             moved = sum(piece_bytes(program, r) for move in moves for r in (move.operand, move.result))
             is_free = not any(int(tasks.ticks[task]) for task in own)
-            self._make(results, tuple(read) if is_free else self._kernel(tasks, own[0], read, 0, moved), at)
+            self.make(results, tuple(read) if is_free else self._kernel(tasks, own[0], read, 0, moved), at)
             return
         for task in own:
             if tasks.labels[task].what == "copy":
@@ -154,7 +154,7 @@ class NodeList:
             goes_on = any(result in tasks.unwaited for result in results)
             self.started[results[0]] = start
             made = self.communicate(label, network_call(program, start), levels, read, length, goes_on)
-            self._make(results, made, at)
+            self.make(results, made, at)
 
     def update(self, program: Program, update: UpdateWeight, label: str, length: int) -> None:
         """Add the optimizer's update of a weight, of `length` ticks."""
@@ -201,23 +201,20 @@ class NodeList:
         """Let the next kernel wait for nodes."""
         self.waits.update(dict.fromkeys(nodes))
 
-    def receive(self, register: Register, nodes: Ids, micro_batch: int) -> None:
-        """Say which nodes make a register of a micro-batch that comes from another rank."""
-        self._make([register], nodes, micro_batch)
-
-    def made(self, plan: Plan, register: Register, micro_batch: int) -> list[int]:
-        """Return the nodes that make a register in a micro-batch, or once; none for what is there from the start."""
-        return self._made(plan, [register], micro_batch)
-
-    def _made(self, plan: Plan, registers: Iterable[Register], at: int) -> list[int]:
+    def made(self, plan: Plan, registers: Iterable[Register], micro_batch: int) -> list[int]:
+        """
+        Return the nodes that make registers in a micro-batch, or last made them if that one does not; none for what is
+        there from the start.
+        """
         found: dict[int, None] = {}
         for register in map(plan.schedule.held, registers):
-            found.update(dict.fromkeys(self.makers.get((register, at), self.latest.get(register, ()))))
+            found.update(dict.fromkeys(self.makers.get((register, micro_batch), self.latest.get(register, ()))))
         return list(found)
 
-    def _make(self, registers: Iterable[Register], nodes: Ids, at: int) -> None:
+    def make(self, registers: Iterable[Register], nodes: Ids, micro_batch: int) -> None:
+        """Say which nodes make registers in a micro-batch."""
         for register in registers:
-            self.makers[register, at] = self.latest[register] = nodes
+            self.makers[register, micro_batch] = self.latest[register] = nodes
 
     def _issued(self) -> Ids:
         """Return what the compute stream has come to: its last kernel, and what it waits for."""

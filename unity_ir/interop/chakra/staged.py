@@ -35,8 +35,8 @@ class StagedNodes:
         assert plan.pipeline is not None
         if plan.pipeline.schedule.gradient_delay:
             raise UnityError(
-                f"chakra: schedule {plan.pipeline.schedule.name} of @{plan.program.name} goes on from step to step, and "
-                "a trace is of one step; use 1f1b"
+                f"chakra: {plan.pipeline.schedule.name} of @{plan.program.name} goes on from step to step, and traces "
+                "are of one step; use 1f1b"
             )
         self.plan = plan
         self.program = plan.program
@@ -78,8 +78,8 @@ class _RankNodes:
             stage, kind, k = action
             if kind in COMPUTE and k is not None:
                 if kind != "W":
-                    for register in step.parts.received(stage, "F" if kind == "F" else "B"):
-                        out.wait_for(out.made(step.plan, register, k))
+                    received = step.parts.received(stage, "F" if kind == "F" else "B")
+                    out.wait_for(out.made(step.plan, received, k))
                 for part in step.parts.run_by(stage, kind):
                     self._play(part.name, k)
             elif k is not None:
@@ -112,12 +112,12 @@ class _RankNodes:
             length = ticks(step.machine.move_time(move_of(step.program, move), step.program.tensors[move.result].dtype))
             key = kind[:4], ranks[kind.startswith("SEND")]
             behind = [self.transfers[key]] if key in self.transfers else []
-            read = out.made(step.plan, value.held, k) if kind.startswith("SEND") else []
+            read = out.made(step.plan, [value.held], k) if kind.startswith("SEND") else []
             label = f"{action} of {step.names[value.held]}"
             made = out.communicate(label, call, (), read, length, behind=behind)
             (self.transfers[key],) = made
             if not kind.startswith("SEND"):
-                out.receive(value.received, made, k)
+                out.make([value.received], made, k)
 
     def _has(self, register: Register) -> bool:
         """Return whether the device is, beside its place in the pipeline, where a register is."""
