@@ -68,6 +68,9 @@ STAGED: dict[str, tuple[str, str, str, dict[str, object]]] = {
     # A weight of two stages, sums of small gradients in common calls, backwards that begin with forwards done again.
     "tied": (DEEP, "box:8", "data-parallel", {"micro_batches": 4, "stages": Stages(2, "1f1b"), "recompute": "block"}),
     "tensors": (DEEP, "box:8", "megatron", {"micro_batches": 4, "stages": Stages(2, "1f1b")}),
+    "clipped": (MLP, "box:8", "data-parallel", {"micro_batches": 8, "stages": Stages(4, "1f1b"), "clip": 1.0}),
+    # A stage's neighbours on both sides are on one rank.
+    "looped": (MLP, "box:8", "data-parallel", {"micro_batches": 8, "stages": Stages(4, "interleaved")}),
     # Kernels of a stage that do not read what it receives.
     "towers": ("xdl,batch=1024", "box:8", "data-parallel", {"micro_batches": 4, "stages": Stages(2, "1f1b")}),
 }
@@ -261,6 +264,7 @@ def test_every_send_has_its_receive(name: str):
             if n.type in (SEND, RECEIVE):
                 message = tuple(n.attributes[f"comm_{of}"] for of in ("src", "dst", "tag", "size"))
                 assert message[n.type == RECEIVE] == rank
+                assert 0 <= n.number("comm_tag") < 10**6
                 (sent if n.type == SEND else got)[message] += 1
     assert sent == got
     assert len(sent) == sum(sent.values())

@@ -75,7 +75,10 @@ def most_messages(call: NetworkCall, mesh: Mesh) -> int:
 
 
 def messages(call: NetworkCall, group: Sequence[int]) -> list[NetworkMessage]:
-    """Return the messages of a call among the devices of a group; only for a call that is no collective of Chakra."""
+    """
+    Return the messages of a call among the devices of a group, in an order in which ranks that do one at a time do not
+    wait for each other for ever. Only for a call that is no collective of Chakra.
+    """
     count = len(group)
     match call.kind:
         case "send":

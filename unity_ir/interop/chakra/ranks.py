@@ -101,8 +101,7 @@ class ClassTrace:
         """Yield the sends and receives of a rank in a call; `between` counts the messages of two ranks so far."""
         assert node.call is not None
         own = [m for m in messages(node.call, group_of(rank, node.call.axes, self.mesh)) if rank in m[:2]]
-        # A rank sends before it receives, so that one that does one thing at a time does not wait for ever.
-        for n, (source, target, size) in enumerate(sorted(own, key=lambda m: m[0] != rank)):
+        for n, (source, target, size) in enumerate(own):
             tag = node.call.tag
             if tag is None:
                 tag = 2 * between[source, target]

@@ -48,6 +48,8 @@ class StagedNodes:
         """The mesh axes along which the ranks of the pipeline lie."""
         self.moves = {i.result: i for i in plan.program.body if isinstance(i, ReshardMove)}
         self.names = register_names(plan.program)
+        self.most_sent = max((len(part.sends) for part in plan.pipeline.parts), default=0)
+        """The most values that a part sends."""
         self.replayed = cache(self._replayed)
 
     def _replayed(self, name: str, is_first: bool, is_last: bool) -> TaskGraph:
@@ -106,8 +108,9 @@ class _RankNodes:
         for n, value in enumerate(sent):
             if not self._has(value.held):
                 continue
-            tag = (len(step.moves) * k + n) * 2 * step.schedule.stages + 2 * sender + (way == 1)
-            call = NetworkCall("send", step.leading, step.program.bytes[value.held], *ranks, tag=2 * tag + 1)
+            # Odd numbers: messages of other lines have even ones.
+            tag = ((k * step.most_sent + n) * step.schedule.stages + sender) * 4 + (way == 1) * 2 + 1
+            call = NetworkCall("send", step.leading, step.program.bytes[value.held], *ranks, tag=tag)
             move = step.moves[value.received]
             length = ticks(step.machine.move_time(move_of(step.program, move), step.program.tensors[move.result].dtype))
             key = kind[:4], ranks[kind.startswith("SEND")]
