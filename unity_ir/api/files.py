@@ -1,12 +1,13 @@
-"""Write several files atomically: each whole, and all of them or none."""
+"""Write several files, or a folder of them, atomically: each whole, and all of them or none."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from errno import EISDIR
+from collections.abc import Callable, Iterable, Mapping
+from errno import EISDIR, ENOTDIR
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from shutil import rmtree
+from tempfile import NamedTemporaryFile, mkdtemp
 
 from unity_ir.errors import UnityError
 
@@ -61,6 +62,68 @@ def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
                     file.write(text)
         except OSError as error:
             raise UnityError(f"{path}: {error.strerror}") from error
+
+
+def staged_folder(path: str, files: Iterable[tuple[str, bytes]], is_replaced: Callable[[str], bool]) -> str:
+    """
+    Write files, given as (name, content), to a temporary folder next to the folder `path` that they are for;
+    `place_folder` then renames it. Return its path.
+
+    Raises `UnityError`, and leaves nothing, if that fails, and if there is a folder already with a file in it for whose
+    name `is_replaced` is false.
+    """
+    real, staged = os.path.realpath(path), None
+    try:
+        if os.path.exists(real) and not os.path.isdir(real):
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+        other = next((n for n in sorted(os.listdir(real)) if not is_replaced(n)), None) if os.path.isdir(real) else None
+        if other is not None:
+            raise UnityError(f"{path}: the folder has {other}, which would be lost; name a new folder")
+        staged = mkdtemp(dir=os.path.dirname(real))
+        for name, content in files:
+            Path(staged, name).write_bytes(content)
+        os.chmod(staged, 0o777 & ~_umask())
+    except BaseException as error:
+        if staged is not None:
+            rmtree(staged)
+        if isinstance(error, OSError):
+            raise UnityError(f"{path}: {error.strerror}") from error
+        raise
+    return staged
+
+
+def place_folder(path: str, staged: str) -> None:
+    """
+    Rename the temporary folder that `staged_folder` wrote to the one it is for, in the place of one that is there.
+    Raises `UnityError` where that fails; the caller must remove the temporary folder then.
+    """
+    real = os.path.realpath(path)
+    try:
+        if os.path.isdir(real):
+            old = mkdtemp(dir=os.path.dirname(real))
+            os.rename(real, old)
+            try:
+                os.rename(staged, real)
+            except OSError:
+                os.rename(old, real)
+                raise
+            rmtree(old)
+        else:
+            os.rename(staged, real)
+    except OSError as error:
+        raise UnityError(f"{path}: {error.strerror}") from error
+
+
+def write_folder(path: str | Path, files: Iterable[tuple[str, bytes]], is_replaced: Callable[[str], bool]) -> None:
+    """
+    Write a folder of files, given as (name, content), atomically (all or nothing), in place of one that is there and
+    has only files for whose names `is_replaced` is true. Raises `UnityError` if it cannot be written.
+    """
+    staged = staged_folder(str(path), files, is_replaced)
+    try:
+        place_folder(str(path), staged)
+    finally:
+        rmtree(staged, ignore_errors=True)
 
 
 def _umask() -> int:

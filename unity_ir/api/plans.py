@@ -13,7 +13,7 @@ from xdsl.dialects.func import FuncOp
 from xdsl.targets.mlir import MLIRTarget
 from xdsl.utils.arg_spec import ArgSpec
 
-from unity_ir.api.files import write_text
+from unity_ir.api.files import write_folder, write_text
 from unity_ir.api.modules import as_unity_errors, new_context, verify
 from unity_ir.api.options import (
     Option,
@@ -295,6 +295,20 @@ class Plan:
 
         with as_unity_errors(self._source.name, self._source.module):
             return stages(self.graph, self.machine)
+
+    def chakra(self, folder: str | Path) -> None:
+        """
+        Write Chakra execution traces of the plan's training step to a folder, atomically, a file for each rank, with
+        the process groups in a file of their own: what `unity-opt --chakra` writes, and ASTRA-sim reads
+        (docs/chakra.md). A folder that is there may have only such files, which are replaced.
+
+        Raises `UnityError` for other folders, and for a schedule that goes on from step to step.
+        """
+        from unity_ir.interop.chakra.step import chakra_step, is_file_of_traces
+
+        with as_unity_errors(self._source.name, self._source.module):
+            step = chakra_step(self.graph, self.machine)
+        write_folder(folder, step.files(), is_file_of_traces)
 
     def parallelize(self, module: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
         """

@@ -30,9 +30,20 @@ from unity_ir.plan.copies import Copies
 from unity_ir.plan.deadlock import register_names
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
-from unity_ir.plan.schedule import ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
+from unity_ir.plan.schedule import Action, ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
 from unity_ir.simulate.streams import Classes, Streams, pinned_axes, ticks
-from unity_ir.simulate.tasks import BACKWARD, BACKWARD_MOVE, FORWARD, FORWARD_MOVE, SYNC, UPDATE, Label, TaskGraph, flat
+from unity_ir.simulate.tasks import (
+    BACKWARD,
+    BACKWARD_MOVE,
+    FORWARD,
+    FORWARD_MOVE,
+    SYNC,
+    UPDATE,
+    Label,
+    PlayedLine,
+    TaskGraph,
+    flat,
+)
 
 
 def replay(
@@ -43,6 +54,7 @@ def replay(
     micro_batches: int | None = None,
     is_last: bool = True,
     under_way: Sequence[StartedSum] = (),
+    is_first: bool = True,
 ) -> TaskGraph:
     """
     Return the task graph of one iteration of a rank's planned step on a machine: a task for every kernel, collective
@@ -50,15 +62,16 @@ def replay(
 
     Without `overlap`, every collective occupies the compute stream, too. `axes` are the mesh axes along which devices
     are simulated separately: None for those on which some tensor is pinned, so that devices differ. `micro_batches` is
-    the number of micro-batches to simulate (None: all). For a part of a step, that number is 1, and `is_last` says
-    whether it is the step's last micro-batch, in which lines marked `last` run, too. `under_way` are the collectives
-    that other parts have started and this part waits for.
+    the number of micro-batches to simulate (None: all). For a part of a step, that number is 1; `is_first` says whether
+    it is the step's first micro-batch, whose gradients are added to none, and `is_last` whether it is the last, in
+    which lines marked `last` run, too. `under_way` are the collectives that other parts have started and this part
+    waits for.
     """
     if axes is None:
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())
     count = plan.program.micro_batches if plan.program.part_of is None else 1
     played = count if micro_batches is None else min(count, micro_batches)
-    return _Replay(plan, Streams(machine, tuple(axes)), overlap).tasks(played, is_last, under_way)
+    return _Replay(plan, Streams(machine, tuple(axes)), overlap).tasks(played, is_last, under_way, is_first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +117,7 @@ class _Replay:
         made once.
         """
         self.micro_batch = self.piece = 0
+        self.played: list[PlayedLine] = []
         self.is_backward = False
         self.syncs = _syncs(plan)
         self.loss = plan.program.loss
@@ -115,19 +129,22 @@ class _Replay:
         self.summed = {plan.schedule.held(moves[r].operand): r for r in own}
         """Of a part, the sums over micro-batches of which it starts sums over devices in memory of their own."""
 
-    def tasks(self, micro_batches: int, is_last: bool, under_way: Sequence[StartedSum]) -> TaskGraph:
-        """Return the tasks of a step of which `micro_batches` are played."""
+    def tasks(
+        self, micro_batches: int, is_last: bool, under_way: Sequence[StartedSum], is_first: bool = True
+    ) -> TaskGraph:
+        """Return the tasks of a step of which `micro_batches` are played, from the first one on or from the second."""
         program = self.program
+        begin, end = (0, micro_batches) if is_first else (1, 1 + micro_batches)
         for each in under_way:
             self._started_before(each)
         early = [line for line in self.plan.schedule.lines if line.when == "early"]
-        for self.micro_batch in range(micro_batches if early else 0):
+        for self.micro_batch in range(begin, end if early else begin):
             for line in early:
                 self._line(line)
-        for self.micro_batch in range(micro_batches):
+        for self.micro_batch in range(begin, end):
             self.is_backward = False
             skipped = {"early", *(["first"] if self.micro_batch else ())}
-            skipped |= set[str]() if is_last and self.micro_batch == micro_batches - 1 else {"last"}
+            skipped |= set[str]() if is_last and self.micro_batch == end - 1 else {"last"}
             lines = (line for line in self.plan.schedule.lines if line.when not in skipped)
             for in_pieces, found in groupby(lines, lambda line: line.in_pieces):
                 body = [*found]
@@ -160,6 +177,7 @@ class _Replay:
         return [task for task in found if task >= 0]
 
     def _line(self, line: ScheduledLine) -> None:
+        self._play(line.action)
         match line.action:
             case Leaf():
                 pass
@@ -172,6 +190,9 @@ class _Replay:
                 self._time_step(step)
             case start:
                 self._start(start)
+
+    def _play(self, action: Action | UpdateWeight | None) -> None:
+        self.played.append(PlayedLine(len(self.ticks), action, self.micro_batch, self.piece))
 
     def _time_step(self, step: TimeStep) -> None:
         """Add a micro-batch's, or piece's, addition to what those before have accumulated, or the copy of a piece."""
@@ -282,6 +303,7 @@ class _Replay:
 
     def _norm(self, optimizer: Optimizer, first: UpdateWeight) -> None:
         """Add the sum over all devices of the squares of gradients, which every update waits for."""
+        self._play(None)
         machine = self.streams.machine
         label = Label(SYNC, "norm of gradients", "", self.program.tensors[first.grad])
         length, every = ticks(norm_seconds(optimizer, machine)), tuple(range(self.streams.classes))
@@ -291,6 +313,7 @@ class _Replay:
             self._on_compute(k, 0, label, [task])
 
     def _update(self, update: UpdateWeight) -> None:
+        self._play(update)
         program, optimizer = self.program, self.program.optimizer
         assert optimizer is not None
         seconds = seconds_of_update(program, update, optimizer, self.streams.machine.device)
@@ -356,6 +379,7 @@ class _Replay:
             flat(tasks for _, tasks in used),
             tuple(always),
             {r: tuple(t for (of, _), t in self.pending.items() if of == r) for r, _ in self.pending},
+            tuple(self.played),
         )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from unity_ir.plan.program import UpdateWeight
+from unity_ir.plan.schedule import Action
 from unity_ir.simulate.streams import Streams
 
 Ints = npt.NDArray[np.int64]
@@ -28,6 +30,21 @@ class Label:
     """The value that a move moves, or an update changes; empty for operators."""
     result: object
     """The type of what it makes, as `str` gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedLine:
+    """
+    One run of a line of a plan, or of an update, in a replay. Its tasks are those from number `first` to the first of
+    the next line.
+    """
+
+    first: int
+    action: Action | UpdateWeight | None
+    """What the line does; None for the sum over all devices of the squares of gradients."""
+    micro_batch: int
+    piece: int
+    """The piece of the loss that it is run for; 0 outside of that loop."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,8 @@ class TaskGraph:
     """Per class, the bytes that a device holds throughout the iteration."""
     unwaited: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """Of a part of a step, by register, the collectives that nothing in it waits for."""
+    played: tuple[PlayedLine, ...] = ()
+    """Of a replay, the lines of the plan in the order in which they are run; () of other task graphs."""
 
     def __len__(self) -> int:
         return len(self.ticks)

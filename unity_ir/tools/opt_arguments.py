@@ -160,6 +160,12 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--timeline", metavar="FILE.svg", help="after the passes, simulate an iteration and write it as a picture"
         ),
         parser.add_argument(
+            "--chakra",
+            metavar="DIR",
+            help="after the passes, write Chakra execution traces of a step, a file per rank; and the process groups, "
+            "so that ASTRA-sim can simulate its network (docs/chakra.md)",
+        ),
+        parser.add_argument(
             "--report",
             metavar="FILE.html",
             help="after the passes, write a page on the plan: graph, timeline, memory, links; one file, which opens in "

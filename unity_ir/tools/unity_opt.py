@@ -15,6 +15,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from inspect import signature
 from io import BytesIO, StringIO
+from shutil import rmtree
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ from xdsl.utils.exceptions import (
 )
 from xdsl.xdsl_opt_main import xDSLOptMain
 
-from unity_ir.api.files import staged_files, write_files
+from unity_ir.api.files import place_folder, staged_files, staged_folder, write_files
 from unity_ir.api.options import check_arguments, mixed_precision_options, search_options, seconds, with_settings
 from unity_ir.api.read_text import as_xdsl, check_structure, read_module
 from unity_ir.api.text_errors import did_you_mean, name_operation, parse_error
@@ -46,6 +47,7 @@ from unity_ir.version import __version__
 if TYPE_CHECKING:
     from unity_ir.api.plans import Plan
     from unity_ir.frontends.torch import Imported
+    from unity_ir.interop.chakra.step import ChakraStep
     from unity_ir.pcg.optimizer import Optimizer
 
 
@@ -80,6 +82,9 @@ class UnityOpt(xDSLOptMain):
 
     pictures: Mapping[str, str] = MappingProxyType({})
     """The contents of the files of `--trace`, `--timeline` and `--report`, by file name."""
+
+    traces: ChakraStep | None = None
+    """The files in the folder of `--chakra`."""
 
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
         """Add xDSL's options and this project's to the parser."""
@@ -194,11 +199,11 @@ class UnityOpt(xDSLOptMain):
             if args.search is not None:
                 raise UnityError("unity-opt: --degrees and --search each make the plan; leave one out")
             asked_by, args.search = "--degrees", ",".join(filter(None, ("degrees", args.degrees)))
-        used = args.search or args.stats or args.print_plan or args.trace or args.timeline or args.report
-        if args.machine is not None and not used:
+        used = (args.search, args.stats, args.print_plan, args.trace, args.timeline, args.chakra, args.report)
+        if args.machine is not None and not any(used):
             raise UnityError(
                 "unity-opt: --machine says where to search and to cost; "
-                "add --search, --stats, --print-plan, --trace, --timeline or --report"
+                "add --search, --stats, --print-plan, --trace, --timeline, --chakra or --report"
             )
         self.check_files()
         for flag, value in (("--against", args.against), ("--baselines", args.baselines or None)):
@@ -287,6 +292,7 @@ class UnityOpt(xDSLOptMain):
         written = {
             "--trace": self.args.trace,
             "--timeline": self.args.timeline,
+            "--chakra": self.args.chakra,
             "--report": self.args.report,
             "-o": self.args.output_file,
             "--derivation-out": self.args.derivation_out,
@@ -339,7 +345,8 @@ class UnityOpt(xDSLOptMain):
     def apply_passes(self, prog: ModuleOp) -> None:
         """
         Run the pipeline of passes on the module `prog`, in place. Then print `--stats` and `--print-plan`, and prepare
-        the files of `--derivation-out`, `--trace`, `--timeline` and `--report`, for those that are asked for.
+        the files of `--derivation-out`, `--trace`, `--timeline`, `--chakra` and `--report`, for those that are asked
+        for.
         """
         self.with_errors_said(prog, super().apply_passes)
         if self.args.derivation_out is not None:
@@ -350,6 +357,8 @@ class UnityOpt(xDSLOptMain):
             self.print_plan(prog)
         if self.args.trace is not None or self.args.timeline is not None:
             self.pictures = self.draw(prog)
+        if self.args.chakra is not None:
+            self.traces = self.chakra(prog)
         if self.args.report is not None:
             self.pictures = {**self.pictures, self.args.report: self.report(prog)}
 
@@ -400,6 +409,18 @@ class UnityOpt(xDSLOptMain):
         title = f"@{graph.name} on {machine.name}"
         drawn = {self.args.trace: trace, self.args.timeline: timeline_svg}
         return {file: draw(timeline, title) for file, draw in drawn.items() if file is not None}
+
+    def chakra(self, module: ModuleOp) -> ChakraStep:
+        """
+        Return the traces of `--chakra`, of the module's only pcg function. Raises `UnityError` as `draw` does, and for
+        a step of which there is no trace.
+        """
+        from unity_ir.api.stats import machine_of
+        from unity_ir.dialects.convert import to_graph
+        from unity_ir.interop.chakra.step import chakra_step
+
+        graph = to_graph(_shown(module, "--chakra"))
+        return chakra_step(graph, machine_of(module, graph, self.args.machine), self.optimizer)
 
     def report(self, module: ModuleOp) -> str:
         """Return the page of `--report` on the module's only pcg function. Raises `UnityError` as `draw` does."""
@@ -459,14 +480,22 @@ class UnityOpt(xDSLOptMain):
             texts[self.args.output_file] = self.output.getvalue()
         if self.derivation is not None:
             texts[self.args.derivation_out] = self.derivation
-        staged = staged_files(texts)
+        staged, folder = staged_files(texts), None
         try:
+            if self.traces is not None:
+                from unity_ir.interop.chakra.step import is_file_of_traces
+
+                folder = staged_folder(self.args.chakra, self.traces.files(), is_file_of_traces)
             if self.imported is not None and self.args.weights_out is not None:
                 self.imported.save(self.args.weights_out)
             write_files(texts, staged)
+            if folder is not None:
+                place_folder(self.args.chakra, folder)
         finally:
             for left in staged.values():
                 os.unlink(left)
+            if folder is not None:
+                rmtree(folder, ignore_errors=True)
 
 
 def _shown(module: ModuleOp, flag: str) -> FuncOp:
