@@ -1,0 +1,328 @@
+"""
+Turn a bound line (an operator's definition in the tensor description language TDL at given shapes) into `linalg`
+operations on whole tensors.
+
+It says the same as `tdl.evaluate`, the reference. A reduction is one `linalg.generic`, and so is what is computed at
+every position of a result; reductions inside of an expression are tensors of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xdsl.builder import Builder
+from xdsl.dialects import arith, tensor
+from xdsl.dialects.builtin import Float32Type, Float64Type, IndexType, TensorType
+from xdsl.ir import SSAValue
+
+from unity_ir.forms.windows import masked
+from unity_ir.interop.linalg.nests import LoopNest
+from unity_ir.interop.linalg.opaque import written_out
+from unity_ir.interop.linalg.reads import PreparedRead, collapsed, element_of, emit, prepared, shape_of
+from unity_ir.interop.linalg.scalars import BOOL, INT, STORED_BOOL, TYPES, Element, Scalar, ScalarBuilder
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.gather import Pick, gather
+from unity_ir.tdl.segments import segments
+from unity_ir.tdl.syntax import (
+    Access,
+    Binary,
+    Bound,
+    Call,
+    Const,
+    Expr,
+    Index,
+    Name,
+    Opaque,
+    Reduce,
+    Result,
+    Var,
+    Window,
+    children,
+    index_names,
+)
+
+_COSTLY = ("exp", "log", "erf", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "gelu", "pow", "philox")
+"""Functions not to be computed again at every position of a loop that they do not depend on."""
+
+
+def compute(bound: Bound, operands: Sequence[SSAValue], builder: Builder) -> tuple[SSAValue, ...]:
+    """
+    Insert operations that compute a bound TDL line, of tensors of the shapes that it was bound to, one per operand, at
+    `builder`; return its results, in order.
+
+    Numbers of 16 bits are computed with in f32, and rounded once, in the results. An id out of range reads 0.
+    """
+    line = _LinalgLine(bound, operands, builder)
+    return tuple(map(line.result, bound.results))
+
+
+@dataclass
+class _InBody:
+    """A loop nest, what emits scalars in its body, and the expressions that are computed there, by fixed positions."""
+
+    nest: LoopNest
+    scalars: ScalarBuilder
+    known: dict[tuple[Expr, tuple[tuple[str, SSAValue], ...]], Scalar]
+
+
+class _LinalgLine:
+    """Expressions of one line as tensors over their index variables, each computed once."""
+
+    def __init__(self, bound: Bound, operands: Sequence[SSAValue], builder: Builder):
+        self.builder = builder
+        self.extents: dict[str, int] = dict(bound.extents)
+        self.tensors: dict[str, SSAValue] = {p.name: v for p, v in zip(bound.operands, operands, strict=True)}
+        floats = [element_of(self.tensors[p.name]) for p in bound.operands if p.floating]
+        self.element: Element = floats[0] if floats else Float32Type()
+        """The element type of results that have none of their own."""
+        self.number: Element = Float64Type() if Float64Type() in floats or not floats else Float32Type()
+        """The element type that it is computed in."""
+        self.bound = {n for r in bound.results for i in r.indices for n in index_names(i)}
+        for result in bound.results:
+            self.bound |= _bound_inside(result.expr)
+        self.reads: dict[Access, PreparedRead] = {}
+        self.known: dict[tuple[Expr, tuple[str, ...], Element | None], SSAValue] = {}
+
+    # -- results
+
+    def result(self, result: Result) -> SSAValue:
+        element = self.element if result.dtype is None else TYPES[result.dtype]
+        axis, branches = segments(result)
+        parts = [self._folded(indices, masked(expr, self.extents), element) for indices, expr in branches]
+        if len(parts) == 1:
+            return parts[0]
+        return self._concatenated(parts, axis)
+
+    def _concatenated(self, parts: Sequence[SSAValue], axis: int) -> SSAValue:
+        """Return tensors one after the other along a dim."""
+        shapes = [shape_of(part) for part in parts]
+        whole = [sum(s[d] for s in shapes) if d == axis else size for d, size in enumerate(shapes[0])]
+        made = emit(self.builder, tensor.EmptyOp([], TensorType(element_of(parts[0]), whole)))
+        start = 0
+        for part, shape in zip(parts, shapes, strict=True):
+            offsets, ones = [start if d == axis else 0 for d in range(len(shape))], [1] * len(shape)
+            into = tensor.InsertSliceOp.get(part, made, static_sizes=shape, static_offsets=offsets, static_strides=ones)
+            made = emit(self.builder, into)
+            start += shape[axis]
+        return made
+
+    def _folded(self, indices: Sequence[Index], expr: Expr, element: Element) -> SSAValue:
+        """Return an expression over all values of the indices' variables, one dim for each index."""
+        if any(isinstance(i, Window) for i in indices):
+            return self._written(indices, expr, element)
+        names = [n for i in indices for n in index_names(i)]
+        return collapsed(self.builder, self.tensor(expr, names, element), [len(index_names(i)) for i in indices])
+
+    def _written(self, indices: Sequence[Index], expr: Expr, element: Element) -> SSAValue:
+        """
+        Return a result that is written through windows: at each of its positions, the sum over those taps that write
+        there. The longest variable of a window is where it must be for that, if it is anywhere.
+        """
+        names, fixed, taps = list[str](), list[tuple[str, Window, tuple[int, str] | None]](), list[str]()
+        counts: list[int] = []
+        for number, index in enumerate(indices):
+            counts.append(1 if isinstance(index, Window) else len(index_names(index)))
+            if not isinstance(index, Window):
+                names += index_names(index)
+                continue
+            own = f"<{number}>"
+            self.extents[own] = index.size
+            names.append(own)
+            main = max(index.terms, key=lambda term: self.extents[term[1]], default=None)
+            fixed.append((own, index, main))
+            taps += [name for _, name in index.terms if main is None or name != main[1]]
+        body, summed = (expr.body, expr.names) if _is_sum(expr) else (expr, ())
+        at = self._nest(names, [*taps, *summed])
+        conditions: list[SSAValue] = []
+        for own, window, main in fixed:
+            conditions += self._unwound(at, own, window, main)
+        value = at.scalars.chosen(at.scalars.all_of(conditions), self.scalar(body, at), 0)
+        if not (taps or summed):
+            return collapsed(self.builder, at.nest.finish(at.scalars.converted(value, element)), counts)
+        return collapsed(self.builder, self._as_element(at.nest.finish(value, "sum"), element), counts)
+
+    def _unwound(self, at: _InBody, own: str, window: Window, main: tuple[int, str] | None) -> list[SSAValue]:
+        """
+        Fix the main variable of a window where it writes to position `own`; return the conditions under which it does.
+        Where it does not, the variable is fixed at 0.
+        """
+        nest, insert = at.nest, at.nest.inside
+        left = emit(insert, arith.SubiOp(nest.position(own), nest.index(window.offset + window.low)))
+        for factor, name in window.terms:
+            if main is None or name != main[1]:
+                step = emit(insert, arith.MuliOp(nest.position(name), nest.index(factor)))
+                left = emit(insert, arith.SubiOp(left, step))
+        zero = nest.index(0)
+        if main is None:
+            return [emit(insert, arith.CmpiOp(left, zero, "eq"))]
+        factor, name = main
+        conditions = [emit(insert, arith.CmpiOp(left, zero, "sge"))]
+        if factor > 1:
+            rest = emit(insert, arith.RemSIOp(left, nest.index(factor)))
+            conditions.append(emit(insert, arith.CmpiOp(rest, zero, "eq")))
+            left = emit(insert, arith.DivSIOp(left, nest.index(factor)))
+        conditions.append(emit(insert, arith.CmpiOp(left, nest.index(self.extents[name]), "slt")))
+        there = at.scalars.all_of(conditions)
+        nest.positions[name] = emit(insert, arith.SelectOp(there, left, zero))
+        return [there]
+
+    # -- tensors
+
+    def tensor(self, expr: Expr, names: Sequence[str], element: Element | None = None) -> SSAValue:
+        """
+        Return an expression as a tensor with a dim for each of `names`, in order. `element` is the type of its elements;
+        None leaves it in that in which it is computed.
+        """
+        key = (expr, tuple(names), element)
+        if key not in self.known:
+            self.known[key] = self._tensor(_pulled(expr), names, element)
+        return self.known[key]
+
+    def _tensor(self, expr: Expr, names: Sequence[str], element: Element | None) -> SSAValue:
+        if isinstance(expr, Access):
+            read = self._read(expr)
+            if element == element_of(read.tensor) and [d for d in read.dims if isinstance(d, Var)] == [
+                *map(Var, names)
+            ]:
+                return read.tensor
+        if not isinstance(expr, Reduce) or gather(expr) is not None:
+            at = self._nest(names, ())
+            value = self.scalar(expr, at)
+            held = at.scalars.type_of(value)
+            wanted = element or (STORED_BOOL if held == BOOL else held)
+            return at.nest.finish(at.scalars.converted(value, wanted))
+        body, summed = expr.body, list(expr.names)
+        while isinstance(body, Reduce) and body.reducer == expr.reducer and gather(body) is None:
+            if not {*summed, *names}.isdisjoint(body.names):
+                break
+            body, summed = body.body, [*summed, *body.names]
+        at = self._nest(names, summed)
+        value = self.scalar(body, at)
+        held = at.scalars.type_of(value)
+        if held == BOOL:
+            # Conditions count as numbers: a sum of them is no disjunction.
+            held = INT
+        return self._as_element(at.nest.finish(at.scalars.converted(value, held), expr.reducer), element)
+
+    def _as_element(self, value: SSAValue, element: Element | None) -> SSAValue:
+        """Return a tensor with its elements converted."""
+        if element is None or element == element_of(value):
+            return value
+        names = [f"<{d}>" for d in range(len(shape_of(value)))]
+        sizes = dict(zip(names, shape_of(value), strict=True))
+        nest = LoopNest(self.builder, sizes, names, ())
+        read = nest.element(PreparedRead(value, tuple(map(Var, names))))
+        return nest.finish(nest.scalars(self.number).converted(read, element))
+
+    def _nest(self, names: Sequence[str], reduced: Sequence[str]) -> _InBody:
+        nest = LoopNest(self.builder, self.extents, names, reduced)
+        return _InBody(nest, nest.scalars(self.number), {})
+
+    # -- scalars
+
+    def scalar(self, expr: Expr, at: _InBody) -> Scalar:
+        """Return an expression at one position of a loop nest."""
+        free = free_variables(expr)
+        key = (expr, tuple((n, p) for n, p in at.nest.positions.items() if n in free))
+        if key not in at.known:
+            at.known[key] = self._scalar(expr, at)
+        return at.known[key]
+
+    def _scalar(self, expr: Expr, at: _InBody) -> Scalar:
+        match expr:
+            case Const(value):
+                return int(value) if value.is_integer() and abs(value) < 2**53 else value
+            case Name(name):
+                return at.nest.number(name) if at.nest.runs_over(name) else 0
+            case Access():
+                return at.scalars.widened(at.nest.element(self._read(expr)))
+            case Reduce():
+                picked = gather(expr)
+                return self._kept(expr, at) if picked is None else self._gathered(picked, at)
+            case Opaque(function, _, _, body):
+                (made,), (taken,) = expr.made, expr.names
+                return self._kept(self._opaque(function, made, taken, body, at), at)
+            case _ if self._is_worth_keeping(expr, at):
+                return self._kept(expr, at)
+            case Binary(op, left, right):
+                return at.scalars.arithmetic(op, self.scalar(left, at), self.scalar(right, at))
+            case Call(function, args):
+                return at.scalars.call(function, [self.scalar(a, at) for a in args])
+            case _:
+                raise TypeError(f"{expr} cannot stand inside an expression")
+
+    def _kept(self, expr: Expr, at: _InBody) -> SSAValue:
+        """Return an expression that is computed before, as a tensor over its variables."""
+        free = free_variables(expr)
+        names = [n for n in self.extents if n in free and at.nest.runs_over(n)]
+        return at.nest.element(PreparedRead(self.tensor(expr, names), tuple(map(Var, names))))
+
+    def _is_worth_keeping(self, expr: Expr, at: _InBody) -> bool:
+        """Return whether an expression has a costly function, and repeats along a loop of this nest."""
+        free = free_variables(expr)
+        if not free.isdisjoint(at.nest.positions) or not _is_costly(expr):
+            return False
+        return any(n not in free and self.extents[n] > 1 for n in at.nest.loops)
+
+    def _gathered(self, picked: Pick, at: _InBody) -> SSAValue:
+        """Return the body at the one position that the integers name, where there is such a position; 0 elsewhere."""
+        index = at.scalars.converted(self.scalar(picked.at, at), INT)
+        zero, size = at.scalars.constant(0, INT), at.scalars.constant(self.extents[picked.variable], INT)
+        inside = [at.scalars.call("ge", [index, zero]), at.scalars.call("lt", [index, size])]
+        there = at.scalars.all_of([c for c in inside if isinstance(c, SSAValue)])
+        position = emit(at.nest.inside, arith.IndexCastOp(at.scalars.chosen(there, index, zero), IndexType()))
+        with at.nest.fixed(picked.variable, position):
+            body = self.scalar(picked.body, at)
+        return at.scalars.chosen(there, body, 0)
+
+    def _opaque(self, function: str, made: str, taken: str, body: Expr, at: _InBody) -> Expr:
+        """Write out an opaque function of a body, which becomes a tensor that it reads."""
+        free = free_variables(body)
+        names = [*(n for n in self.extents if n in free and at.nest.runs_over(n)), taken]
+        own, other = f"<{function} {len(self.tensors)}>", f"<{taken}>"
+        self.tensors[own] = self.tensor(body, names)
+        self.extents[other] = self.extents[taken]
+        self.bound |= {other, taken}
+        read = Access(own, tuple(map(Var, names)))
+        return written_out(function, made, taken, other, read, self.extents[taken])
+
+    def _read(self, access: Access) -> PreparedRead:
+        if access not in self.reads:
+            self.reads[access] = prepared(
+                self.builder, self.tensors[access.tensor], access.indices, self.extents, self.bound
+            )
+        return self.reads[access]
+
+
+def _pulled(expr: Expr) -> Expr:
+    """
+    Return a gather of a sum, as of products of tokens with the weights of their experts, as the sum of gathers.
+
+    rewrite: sum[v](where(eq(v, e[t]), sum[k](x[t, k] * w[v, k, n]), 0))
+             -> sum[k](sum[v](where(eq(v, e[t]), x[t, k] * w[v, k, n], 0)))
+    """
+    picked = gather(expr)
+    if picked is None or not isinstance(picked.body, Reduce) or picked.body.reducer != "sum":
+        return expr
+    if not free_variables(picked.at).isdisjoint(picked.body.names):
+        return expr
+    inner = Call("where", (Call("eq", (Name(picked.variable), picked.at)), picked.body.body, Const(0.0)))
+    return Reduce("sum", picked.body.indices, Reduce("sum", (Var(picked.variable),), inner))
+
+
+def _is_sum(expr: Expr) -> Any:
+    return isinstance(expr, Reduce) and expr.reducer == "sum" and gather(expr) is None
+
+
+def _is_costly(expr: Expr) -> bool:
+    if isinstance(expr, Call) and expr.function in _COSTLY:
+        return True
+    return not isinstance(expr, Reduce | Opaque) and any(map(_is_costly, children(expr)))
+
+
+def _bound_inside(expr: Expr) -> set[str]:
+    """Return the variables that reductions inside of an expression run over."""
+    found = set(expr.names) if isinstance(expr, Reduce | Opaque) else set[str]()
+    return found.union(*map(_bound_inside, children(expr)))
