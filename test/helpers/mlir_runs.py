@@ -1,4 +1,7 @@
-"""Run functions of `linalg` on CPU by `mlir-opt | mlir-runner`: inputs as constants of a `main`, results as printed bits."""
+"""
+Run functions of `linalg` on a CPU by `mlir-opt | mlir-runner`: inputs are constants of a `main`, which prints the bits
+of results.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region
 from xdsl.rewriter import InsertPoint
 
-from unity_ir.interop.linalg.lines import compute
+from unity_ir.interop.linalg.lines import Replicate, compute
 from unity_ir.interop.linalg.scalars import TYPES
 from unity_ir.tdl.elements import NUMPY
 from unity_ir.tdl.functions import Array
@@ -53,13 +56,18 @@ class Run:
     results: Sequence[tuple[str, Sequence[int]]]
 
 
-def line_module(lines: Mapping[str, tuple[Bound, Sequence[str], Sequence[Sequence[int]]]]) -> str:
-    """A module with a function for each bound line, by name, given the element types and shapes of its operands."""
+def line_module(
+    lines: Mapping[str, tuple[Bound, Sequence[str], Sequence[Sequence[int]]]], replicate: Replicate | None = None
+) -> str:
+    """
+    A module with a function for each bound line, by name, given the element types and shapes of its operands. With
+    `replicate` the lines are in the form that can be divided over devices.
+    """
     functions: list[FuncOp] = []
     for name, (bound, dtypes, shapes) in lines.items():
         given = [TensorType(TYPES[d], list(s)) for d, s in zip(dtypes, shapes, strict=True)]
         block = Block(arg_types=given)
-        made = compute(bound, block.args, Builder(InsertPoint.at_end(block)))
+        made = compute(bound, block.args, Builder(InsertPoint.at_end(block)), replicate)
         block.add_op(ReturnOp(*made))
         functions.append(FuncOp(name, (given, [v.type for v in made]), Region(block)))
     module = ModuleOp(functions)

@@ -32,4 +32,4 @@ class LinalgTarget(Target):
         Raises `UnityError` for several plans or none, a module that is lowered, and a plan that `shard` cannot express.
         """
         graph, machine = placed_graph(module, "linalg")
-        output.write(str(step_module(step_program(graph, machine, LINALG), machine)) + "\n")
+        output.write(f"{step_module(step_program(graph, machine, LINALG), machine)!s}\n")

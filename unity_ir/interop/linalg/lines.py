@@ -8,9 +8,9 @@ every position of a result; reductions inside of an expression are tensors of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith, tensor
@@ -47,14 +47,23 @@ _COSTLY = ("exp", "log", "erf", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos"
 """Functions not to be computed again at every position of a loop that they do not depend on."""
 
 
-def compute(bound: Bound, operands: Sequence[SSAValue], builder: Builder) -> tuple[SSAValue, ...]:
+Replicate: TypeAlias = Callable[[SSAValue], SSAValue]
+"""Annotates a tensor as one that every device has whole; returns the annotated tensor."""
+
+
+def compute(
+    bound: Bound, operands: Sequence[SSAValue], builder: Builder, replicate: Replicate | None = None
+) -> tuple[SSAValue, ...]:
     """
     Insert operations that compute a bound TDL line, of tensors of the shapes that it was bound to, one per operand, at
     `builder`; return its results, in order.
 
     Numbers of 16 bits are computed with in f32, and rounded once, in the results. An id out of range reads 0.
+
+    With `replicate`, loops can be divided over devices: a body reads nothing but its arguments. Positions are read from
+    tensors that hold them, and what ids pick is a sum over all there is to pick, as the line says.
     """
-    line = _LinalgLine(bound, operands, builder)
+    line = _LinalgLine(bound, operands, builder, replicate)
     return tuple(map(line.result, bound.results))
 
 
@@ -70,8 +79,9 @@ class _InBody:
 class _LinalgLine:
     """Expressions of one line as tensors over their index variables, each computed once."""
 
-    def __init__(self, bound: Bound, operands: Sequence[SSAValue], builder: Builder):
-        self.builder = builder
+    def __init__(self, bound: Bound, operands: Sequence[SSAValue], builder: Builder, replicate: Replicate | None):
+        self.builder, self.replicate = builder, replicate
+        self.ranges: dict[int, SSAValue] = {}
         self.extents: dict[str, int] = dict(bound.extents)
         self.tensors: dict[str, SSAValue] = {p.name: v for p, v in zip(bound.operands, operands, strict=True)}
         floats = [element_of(self.tensors[p.name]) for p in bound.operands if p.floating]
@@ -133,7 +143,9 @@ class _LinalgLine:
             main = max(index.terms, key=lambda term: self.extents[term[1]], default=None)
             fixed.append((own, index, main))
             taps += [name for _, name in index.terms if main is None or name != main[1]]
-        body, summed = (expr.body, expr.names) if _is_sum(expr) else (expr, ())
+        body, summed = (expr, ())
+        if isinstance(expr, Reduce) and expr.reducer == "sum" and self._gather(expr) is None:
+            body, summed = expr.body, expr.names
         at = self._nest(names, [*taps, *summed])
         conditions: list[SSAValue] = []
         for own, window, main in fixed:
@@ -177,7 +189,7 @@ class _LinalgLine:
         """
         key = (expr, tuple(names), element)
         if key not in self.known:
-            self.known[key] = self._tensor(_pulled(expr), names, element)
+            self.known[key] = self._tensor(_pulled(expr) if self.replicate is None else expr, names, element)
         return self.known[key]
 
     def _tensor(self, expr: Expr, names: Sequence[str], element: Element | None) -> SSAValue:
@@ -187,14 +199,14 @@ class _LinalgLine:
                 *map(Var, names)
             ]:
                 return read.tensor
-        if not isinstance(expr, Reduce) or gather(expr) is not None:
+        if not isinstance(expr, Reduce) or self._gather(expr) is not None:
             at = self._nest(names, ())
             value = self.scalar(expr, at)
             held = at.scalars.type_of(value)
             wanted = element or (STORED_BOOL if held == BOOL else held)
             return at.nest.finish(at.scalars.converted(value, wanted))
         body, summed = expr.body, list(expr.names)
-        while isinstance(body, Reduce) and body.reducer == expr.reducer and gather(body) is None:
+        while isinstance(body, Reduce) and body.reducer == expr.reducer and self._gather(body) is None:
             if not {*summed, *names}.isdisjoint(body.names):
                 break
             body, summed = body.body, [*summed, *body.names]
@@ -235,11 +247,11 @@ class _LinalgLine:
             case Const(value):
                 return int(value) if value.is_integer() and abs(value) < 2**53 else value
             case Name(name):
-                return at.nest.number(name) if at.nest.runs_over(name) else 0
+                return self._position(name, at)
             case Access():
                 return at.scalars.widened(at.nest.element(self._read(expr)))
             case Reduce():
-                picked = gather(expr)
+                picked = self._gather(expr)
                 return self._kept(expr, at) if picked is None else self._gathered(picked, at)
             case Opaque(function, _, _, body):
                 (made,), (taken,) = expr.made, expr.names
@@ -288,6 +300,22 @@ class _LinalgLine:
         read = Access(own, tuple(map(Var, names)))
         return written_out(function, made, taken, other, read, self.extents[taken])
 
+    def _position(self, name: str, at: _InBody) -> Scalar:
+        """Return the position of an index variable."""
+        if not at.nest.runs_over(name):
+            return 0
+        if self.replicate is None or name in at.nest.positions:
+            return at.nest.number(name)
+        size = self.extents[name]
+        if size not in self.ranges:
+            nest = LoopNest(self.builder, {name: size}, [name], ())
+            self.ranges[size] = self.replicate(nest.finish(nest.number(name)))
+        return at.nest.element(PreparedRead(self.ranges[size], (Var(name),)))
+
+    def _gather(self, expr: Expr) -> Pick | None:
+        """Return the parts of a gather that reads at the position that integers name."""
+        return gather(expr) if self.replicate is None else None
+
     def _read(self, access: Access) -> PreparedRead:
         if access not in self.reads:
             self.reads[access] = prepared(
@@ -310,10 +338,6 @@ def _pulled(expr: Expr) -> Expr:
         return expr
     inner = Call("where", (Call("eq", (Name(picked.variable), picked.at)), picked.body.body, Const(0.0)))
     return Reduce("sum", picked.body.indices, Reduce("sum", (Var(picked.variable),), inner))
-
-
-def _is_sum(expr: Expr) -> Any:
-    return isinstance(expr, Reduce) and expr.reducer == "sum" and gather(expr) is None
 
 
 def _is_costly(expr: Expr) -> bool:

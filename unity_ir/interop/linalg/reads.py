@@ -58,13 +58,14 @@ def prepared(
     if any(any(part.pads) for part in parts):
         shape = [size + sum(part.pads) for size, part in zip(shape, parts, strict=True)]
         value = _padded(builder, value, [part.pads for part in parts], shape)
-    kept = [part for part in parts if part.names or part.window]
-    sizes = [part.size for part in kept]
-    if len(kept) < len(parts) or sizes != shape:
-        steps = [[getattr(part, name) for part in parts] for name in ("first", "size", "step")]
-        offsets, counts, strides = steps
-        slice_op = tensor.ExtractSliceOp(value, offsets, counts, strides, TensorType(element, sizes))
-        value = emit(builder, slice_op)
+    sizes = [part.size for part in parts]
+    if sizes != shape:
+        offsets, steps = [part.first for part in parts], [part.step for part in parts]
+        value = emit(builder, tensor.ExtractSliceOp(value, offsets, sizes, steps, TensorType(element, sizes)))
+    # Not by the slice itself, for of several dims of size 1 it would not say which are dropped.
+    is_kept = [bool(part.names or part.window) for part in parts]
+    value = without_ones(builder, value, is_kept)
+    kept = [part for part, there in zip(parts, is_kept, strict=True) if there]
     split = [1 if part.window else len(part.names) for part in kept]
     value = expanded(builder, value, split, [s for p in kept for s in ([p.size] if p.window else _sizes(p, extents))])
     dims = [index for part in kept for index in ([part.window] if part.window else map(Var, part.names))]
@@ -126,47 +127,56 @@ def element_of(value: SSAValue) -> Element:
 
 def expanded(builder: Builder, value: SSAValue, counts: Sequence[int], sizes: Sequence[int]) -> SSAValue:
     """Return a tensor with dim i split into `counts[i]` dims; `sizes` are those of all dims then."""
-    if all(count == 1 for count in counts):
+    if list(sizes) == shape_of(value):
         return value
     op = tensor.ExpandShapeOp(value, [], _reassociation(counts), sizes, TensorType(element_of(value), sizes))
     return emit(builder, op)
 
 
 def collapsed(builder: Builder, value: SSAValue, counts: Sequence[int]) -> SSAValue:
-    """Return a tensor with its dims joined: the first `counts[0]` to one, then the next `counts[1]`, and so on."""
-    if all(count == 1 for count in counts):
+    """
+    Return a tensor with its dims joined: the first `counts[0]` to one, then the next `counts[1]`, and so on; a count of
+    0 makes a dim of size 1.
+    """
+    joined = [count for count in counts if count]
+    if any(count > 1 for count in joined):
+        left = iter(shape_of(value))
+        sizes = [prod(next(left) for _ in range(count)) for count in joined]
+        value = _collapsed(builder, value, joined, sizes)
+    if len(joined) < len(counts):
+        left = iter(shape_of(value))
+        sizes = [next(left) if count else 1 for count in counts]
+        return expanded(builder, value, _runs([count > 0 for count in counts]), sizes)
+    return value
+
+
+def without_ones(builder: Builder, value: SSAValue, is_kept: Sequence[bool]) -> SSAValue:
+    """Return a tensor without the dims, of size 1, that are not kept."""
+    if all(is_kept):
         return value
-    left = iter(shape_of(value))
-    sizes = [prod(next(left) for _ in range(count)) for count in counts]
-    if 0 in counts:
-        # A dim of no variables has size 1. It is split off another, or there is no other.
-        value = collapsed(builder, value, [count for count in counts if count])
-        own = [size for size, count in zip(sizes, counts, strict=True) if count]
-        return _with_ones(builder, value, own, counts, sizes)
+    sizes = [size for size, there in zip(shape_of(value), is_kept, strict=True) if there]
+    return _collapsed(builder, value, _runs(is_kept), sizes)
+
+
+def _runs(is_kept: Sequence[bool]) -> list[int]:
+    """Return how many dims go with each that is kept: those before it that are not, and with the last all after it."""
+    found, waiting = list[int](), 0
+    for there in is_kept:
+        waiting += 1
+        if there:
+            found.append(waiting)
+            waiting = 0
+    if found:
+        found[-1] += waiting
+    return found
+
+
+def _collapsed(builder: Builder, value: SSAValue, counts: Sequence[int], sizes: Sequence[int]) -> SSAValue:
     op = tensor.CollapseShapeOp(
         operands=[value],
         result_types=[TensorType(element_of(value), sizes)],
         properties={"reassociation": _reassociation(counts)},
     )
-    return emit(builder, op)
-
-
-def _with_ones(
-    builder: Builder, value: SSAValue, own: Sequence[int], counts: Sequence[int], sizes: Sequence[int]
-) -> SSAValue:
-    """Return a tensor with a dim of size 1 wherever `counts` is 0."""
-    splits: list[int] = []
-    ones = 0
-    for count in counts:
-        if count:
-            splits.append(1 + ones)
-            ones = 0
-        else:
-            ones += 1
-    if splits:
-        splits[-1] += ones
-    op = tensor.ExpandShapeOp(value, [], _reassociation(splits), sizes, TensorType(element_of(value), sizes))
-    assert sum(splits) == len(sizes) or not own
     return emit(builder, op)
 
 

@@ -18,6 +18,7 @@ from xdsl.dialects.builtin import (
 from xdsl.dialects.shard import GridOp, ShardAxesArrayAttr, ShardingOp, ShardingType, ShardOp
 from xdsl.ir import SSAValue
 
+from unity_ir.interop.linalg.reads import shape_of
 from unity_ir.interop.mesh import MeshDims
 from unity_ir.pcg.sharding import SUM
 from unity_ir.plan.program import Program, Register
@@ -51,7 +52,9 @@ class Annotations:
     def made(self, value: SSAValue, register: Register) -> SSAValue:
         """Annotate a value, which is in a register, with the layout in which it is made; return the annotated value."""
         axes = self._split_axes(register)
-        return value if axes is None else self._annotated(value, axes, for_users=False)
+        if axes is None or axes == self._last.get(value):
+            return value
+        return self._annotated(value, axes, for_users=False)
 
     def moved(self, value: SSAValue, register: Register) -> SSAValue:
         """Annotate a value with the layout to which a move brings it in a register; return the annotated value."""
@@ -59,6 +62,10 @@ class Annotations:
         if axes is None or axes == before:
             return value
         return self._annotated(value, axes, for_users=before is not None)
+
+    def replicated(self, value: SSAValue) -> SSAValue:
+        """Annotate a tensor as one that every device makes whole; return the annotated value."""
+        return self._annotated(value, ((),) * len(shape_of(value)), for_users=False)
 
     def _annotated(self, value: SSAValue, axes: SplitAxes, for_users: bool) -> SSAValue:
         if axes not in self._shardings:
@@ -76,7 +83,9 @@ class Annotations:
         roles = self.dims.roles(tensor.layout)
         if SUM in roles:
             return None
-        return tuple(tuple(n for n, role in enumerate(roles) if role == dim) for dim in range(len(tensor.shape)))
+        # MLIR reads no empty list: a number has a list of no axes, though it has no dim.
+        dims = range(max(1, len(tensor.shape)))
+        return tuple(tuple(n for n, role in enumerate(roles) if role == dim) for dim in dims)
 
 
 def _sharding(axes: SplitAxes) -> ShardingOp:

@@ -69,7 +69,8 @@ def _values(
     values: dict[Register, SSAValue] = {}
 
     def keep(register: Register, value: SSAValue) -> None:
-        value.name_hint = hint(names[register])
+        if value.name_hint is None:
+            value.name_hint = hint(names[register])
         values[register] = value if annotations is None else annotations.made(value, register)
 
     for instruction in program.body:
@@ -82,7 +83,8 @@ def _values(
             case Leaf(_, result):
                 keep(result, given[result])
             case Compute(_, operands, results):
-                made = compute(program.analysis(instruction).bound, [values[r] for r in operands], builder)
+                line, given_to = program.analysis(instruction).bound, [values[r] for r in operands]
+                made = compute(line, given_to, builder, annotations and annotations.replicated)
                 for register, value in zip(results, made, strict=True):
                     keep(register, value)
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
