@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from case import Case
 from extent import ALL, examples, sample
 from hypothesis import Phase, given, seed, settings
+from mlir_devices import cut, module_of_devices, starts
 from mlir_runs import Run, line_module, run
 from mlir_tools import SPLIT, mlir_opt, needs_mlir_opt
 from operator_cases import CASES
@@ -28,6 +30,7 @@ from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
 from unity_ir.interop.expressible import LINALG, step_program
 from unity_ir.interop.linalg.scalars import TYPES
 from unity_ir.interop.linalg.step import step_module, step_results
+from unity_ir.interop.mesh import mesh_dims
 from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.collectives import BETWEEN_DEVICES
@@ -132,23 +135,30 @@ def test_a_step_is_that_of_the_interpreter(name: str):
     check_step(in_double(name), load("box:1"))
 
 
-def check_step(graph: Graph, machine: Machine) -> None:
-    """Compare the loss, and the gradient of every weight by name, with those in NumPy; annotations are deleted."""
-    program = step_program(graph, machine, LINALG)
+def with_results(
+    graph: Graph, machine: Machine, program: Program
+) -> tuple[Graph, Mapping[str, Array], Sequence[Array]]:
+    """A graph's training step, random arrays by the name of its leaves, and the results of its program in NumPy."""
     step, random = graph if graph.updates else training_step(graph, Optimizer(), machine.mesh), np.random.default_rng(0)
     held = {n.name: random_array(n.result, random) for n in step.nodes() if n.op in ("input", "weight")}
     values = interpret(step, held, held)
     gradients = {str(u.weight.node.name): values[u.grad] for u in step.updates}
+    assert len(gradients) == len(program.leaves("weight"))
+    of_weights = [name for (attribute, name), _ in step_results(program) if attribute == "pcg.gradient"]
+    return step, held, [*(values[v] for v in step.outputs), *(gradients[name] for name in of_weights)]
+
+
+def check_step(graph: Graph, machine: Machine) -> None:
+    """Compare the loss, and the gradient of every weight by name, with those in NumPy; annotations are deleted."""
+    program = step_program(graph, machine, LINALG)
+    _, held, wanted = with_results(graph, machine, program)
     leaves = [*program.leaves("input"), *program.leaves("weight")]
     results = [(what, program.tensors[register]) for what, register in step_results(program)]
-    wanted = [values[v] for v in step.outputs]
-    wanted += [gradients[weight] for (attribute, weight), _ in results if attribute == "pcg.gradient"]
     types = [program.tensors[leaf.result].dtype for leaf in leaves]
     of = Run(program.name, [held[leaf.name] for leaf in leaves], types, [(t.dtype, t.shape) for _, t in results])
     module = step_module(program, machine)
     without_annotations(module)
     (got,) = run(str(module), [of])
-    assert len(gradients) == len(program.leaves("weight"))
     for (what, _), one, other in zip(results, got, wanted, strict=True):
         largest = max(1e-3, float(np.abs(other).max()))
         assert np.abs(one - other).max() <= CLOSE * largest, what
@@ -233,9 +243,62 @@ def test_mlir_takes_plans_of_transformers_and_does_not_partition_their_heads(mod
 def test_annotated_steps_compute_the_same(model: str, options: dict[str, str]):
     """With annotations deleted, and in float64, on whole tensors."""
     plan = ui.plan(model, machine="box:4", **options, **{"mlp": MLP, **SEQUENCES}[model])
+    check_step(in_double_as_planned(plan), plan.machine)
+
+
+def in_double_as_planned(plan: ui.Plan) -> Graph:
     text = plan.text.replace("f32", "f64")
-    graph = to_graph(pcg_functions(read_module(new_context(), text.encode(), model))[0])
-    check_step(graph, plan.machine)
+    return to_graph(pcg_functions(read_module(new_context(), text.encode(), plan.name))[0])
+
+
+LOCAL: list[tuple[str, int, dict[str, Any]]] = [
+    ("mlp", 4, {"search": "fsdp"}),
+    ("mlp", 4, {"degrees": "tp=2,dp=2"}),
+    ("gpt2", 2, {"degrees": "tp=2", "layers": 1}),
+    ("gpt2", 4, {"degrees": "tp=2,sp=true,dp=2,zero=3"}),
+    ("llama3_8b", 4, {"degrees": "tp=2,dp=2,zero=1"}),
+    ("gpt2", 2, {"search": "data-parallel"}),
+    ("llama3_8b", 4, {"search": "fsdp"}),
+    ("moe", 4, {"search": "expert"}),
+    ("moe", 4, {"search": "joint"}),
+]
+SIZES: dict[str, dict[str, Any]] = {
+    "mlp": MLP,
+    **SEQUENCES,
+    "moe": {**SEQUENCES["llama3_8b"], "experts": 4, "chosen": 2, "dispatch": "sparse"},
+}
+
+
+@pytest.mark.parametrize(("model", "devices", "options"), LOCAL if ALL else LOCAL[1:3])
+def test_a_device_has_the_plans_part_and_collectives(model: str, devices: int, options: dict[str, Any]):
+    """In the form `manual`: on all devices side by side, every result is this device's part of the interpreter's."""
+    plan = ui.plan(model, machine=f"box:{devices}", **{**SIZES[model], **options})
+    graph, machine = in_double_as_planned(plan), plan.machine
+    program = step_program(graph, machine, LINALG)
+    text = str(step_module(program, machine, "manual"))
+    assert mlir_opt(text).returncode == 0
+    moves = [i.kind for i in program.body if isinstance(i, ReshardMove) and i.kind in BETWEEN_DEVICES]
+    moves += ["all_reduce" for _, r in step_results(program) if SUM in program.tensors[r].layout]
+    assert Counter(re.findall(r" = shard\.(all_reduce|all_gather|all_to_all|reduce_\w*)", text)) == Counter(moves)
+    _, held, wanted = with_results(graph, machine, program)
+    dims = mesh_dims(program, machine)
+    places = [*product(*map(range, dims.sizes))]
+    results = [program.tensors[register] for _, register in step_results(program)]
+    leaves = [*program.leaves("input"), *program.leaves("weight")]
+    of = Run(
+        program.name,
+        [held[leaf.name] for leaf in leaves],
+        [program.tensors[leaf.result].dtype for leaf in leaves],
+        [(t.dtype, t.local(program.mesh)) for t in results for _ in places],
+    )
+    (got,) = run(str(module_of_devices(program, machine)), [of])
+    pieces = iter(got)
+    for (what, register), whole in zip(step_results(program), wanted, strict=True):
+        for place in places:
+            local = program.tensors[register].local(program.mesh)
+            other = cut(np.asarray(whole), starts(program, dims, register, place), local)
+            largest = max(1e-3, float(np.abs(whole).max()))
+            assert np.abs(next(pieces) - other).max() <= CLOSE * largest, (what, place)
 
 
 def test_names_are_text_and_never_code():

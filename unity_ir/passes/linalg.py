@@ -17,12 +17,16 @@ from unity_ir.passes.graph_pass import placed_graph
 @dataclass(frozen=True)
 class LinalgTarget(Target):
     """
-    Print the module's training step (loss, and gradients of the weights) in upstream MLIR: `linalg` operations on whole
-    tensors, each value annotated with its layout in the `shard` dialect. A serial graph has no annotations. A plan that
-    `shard` cannot express is refused.
+    Print the module's training step (loss, and gradients of the weights) in upstream MLIR's `linalg` and `shard`.
+
+    With `form=annotated` operations are on whole tensors, and each value is annotated with its layout; a serial graph
+    has no annotations. With `form=manual` one device's part is written out: local shapes, and the collectives of the
+    plan. A plan that `shard` cannot express is refused.
     """
 
     name = "linalg"
+
+    form: str = "annotated"
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         """
@@ -32,4 +36,4 @@ class LinalgTarget(Target):
         Raises `UnityError` for several plans or none, a module that is lowered, and a plan that `shard` cannot express.
         """
         graph, machine = placed_graph(module, "linalg")
-        output.write(f"{step_module(step_program(graph, machine, LINALG), machine)!s}\n")
+        output.write(f"{step_module(step_program(graph, machine, LINALG), machine, self.form)!s}\n")

@@ -8,7 +8,7 @@ every position of a result; reductions inside of an expression are tensors of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -52,7 +52,11 @@ Replicate: TypeAlias = Callable[[SSAValue], SSAValue]
 
 
 def compute(
-    bound: Bound, operands: Sequence[SSAValue], builder: Builder, replicate: Replicate | None = None
+    bound: Bound,
+    operands: Sequence[SSAValue],
+    builder: Builder,
+    replicate: Replicate | None = None,
+    offsets: Mapping[str, SSAValue] | None = None,
 ) -> tuple[SSAValue, ...]:
     """
     Insert operations that compute a bound TDL line, of tensors of the shapes that it was bound to, one per operand, at
@@ -62,8 +66,11 @@ def compute(
 
     With `replicate`, loops can be divided over devices: a body reads nothing but its arguments. Positions are read from
     tensors that hold them, and what ids pick is a sum over all there is to pick, as the line says.
+
+    If the line is of one device's piece, `offsets` has, for an index variable that is used as a value, the global index
+    at which the piece begins, an i64 (0 if left out).
     """
-    line = _LinalgLine(bound, operands, builder, replicate)
+    line = _LinalgLine(bound, operands, builder, replicate, offsets or {})
     return tuple(map(line.result, bound.results))
 
 
@@ -79,8 +86,15 @@ class _InBody:
 class _LinalgLine:
     """Expressions of one line as tensors over their index variables, each computed once."""
 
-    def __init__(self, bound: Bound, operands: Sequence[SSAValue], builder: Builder, replicate: Replicate | None):
-        self.builder, self.replicate = builder, replicate
+    def __init__(
+        self,
+        bound: Bound,
+        operands: Sequence[SSAValue],
+        builder: Builder,
+        replicate: Replicate | None,
+        offsets: Mapping[str, SSAValue],
+    ):
+        self.builder, self.replicate, self.offsets = builder, replicate, offsets
         self.ranges: dict[int, SSAValue] = {}
         self.extents: dict[str, int] = dict(bound.extents)
         self.tensors: dict[str, SSAValue] = {p.name: v for p, v in zip(bound.operands, operands, strict=True)}
@@ -184,8 +198,8 @@ class _LinalgLine:
 
     def tensor(self, expr: Expr, names: Sequence[str], element: Element | None = None) -> SSAValue:
         """
-        Return an expression as a tensor with a dim for each of `names`, in order. `element` is the type of its elements;
-        None leaves it in that in which it is computed.
+        Return an expression as a tensor with a dim for each of `names`, in order. `element` is the type of its
+        elements; None leaves it in that in which it is computed.
         """
         key = (expr, tuple(names), element)
         if key not in self.known:
@@ -281,6 +295,7 @@ class _LinalgLine:
     def _gathered(self, picked: Pick, at: _InBody) -> SSAValue:
         """Return the body at the one position that the integers name, where there is such a position; 0 elsewhere."""
         index = at.scalars.converted(self.scalar(picked.at, at), INT)
+        index = self._moved("-", index, picked.variable, at)
         zero, size = at.scalars.constant(0, INT), at.scalars.constant(self.extents[picked.variable], INT)
         inside = [at.scalars.call("ge", [index, zero]), at.scalars.call("lt", [index, size])]
         there = at.scalars.all_of([c for c in inside if isinstance(c, SSAValue)])
@@ -305,12 +320,20 @@ class _LinalgLine:
         if not at.nest.runs_over(name):
             return 0
         if self.replicate is None or name in at.nest.positions:
-            return at.nest.number(name)
+            return self._moved("+", at.nest.number(name), name, at)
         size = self.extents[name]
         if size not in self.ranges:
             nest = LoopNest(self.builder, {name: size}, [name], ())
             self.ranges[size] = self.replicate(nest.finish(nest.number(name)))
         return at.nest.element(PreparedRead(self.ranges[size], (Var(name),)))
+
+    def _moved(self, op: str, position: SSAValue, variable: str, at: _InBody) -> SSAValue:
+        """Return a position of an index variable, moved by the global index at which this piece begins."""
+        if variable not in self.offsets:
+            return position
+        moved = at.scalars.arithmetic(op, position, self.offsets[variable])
+        assert isinstance(moved, SSAValue)
+        return moved
 
     def _gather(self, expr: Expr) -> Pick | None:
         """Return the parts of a gather that reads at the position that integers name."""

@@ -1,4 +1,4 @@
-"""Emit the scalar arithmetic and functions of TDL (the language in which operators are defined) in `arith` and `math`."""
+"""Emit scalar arithmetic and functions of TDL (the language in which operators are defined) in `arith` and `math`."""
 
 from __future__ import annotations
 

@@ -6,91 +6,79 @@ import re
 from collections.abc import Mapping
 
 from xdsl.builder import Builder
-from xdsl.dialects import tensor
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr, TensorType
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, ModuleOp, StringAttr
 from xdsl.dialects.func import FuncOp, ReturnOp
-from xdsl.dialects.linalg.ops import FillOp
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Block, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
-from unity_ir.interop.linalg.lines import compute
-from unity_ir.interop.linalg.reads import emit
-from unity_ir.interop.linalg.scalars import TYPES, constant
-from unity_ir.interop.linalg.shardings import Annotations, grid
+from unity_ir.errors import UnityError
+from unity_ir.interop.linalg.local import LocalStep
+from unity_ir.interop.linalg.shardings import WholeStep, grid
 from unity_ir.interop.mesh import mesh_dims
 from unity_ir.interop.names import gradients, value_names
 from unity_ir.machine.model import Machine
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
 
+FORMS = ("annotated", "manual")
+"""The forms in which MLIR is given a plan."""
 
-def step_module(program: Program, machine: Machine) -> ModuleOp:
-    """
-    Return a plan's step on whole tensors, given one rank's program of it on `machine`: a module with one function, from
-    the inputs and the weights to the outputs (the loss first) and the gradient of each weight. `pcg.name` says which is
-    which.
 
-    On several devices, each value is annotated with its layout. The program has no stages and no loops in time.
+def step_module(program: Program, machine: Machine, form: str = "annotated") -> ModuleOp:
     """
-    leaves = [*program.leaves("input"), *program.leaves("weight")]
-    types = [_type(program, leaf.result) for leaf in leaves]
-    block = Block(arg_types=types)
+    Return a plan's step, given one rank's program of it on `machine`: a module with one function, from the inputs and
+    the weights to the outputs (the loss first) and the gradient of each weight. `pcg.name` says which is which.
+
+    In the form `annotated` it is on whole tensors, each annotated with its layout if there are several devices; in the
+    form `manual` it is on one device's pieces, with the plan's collectives. The program has no stages, halos or loops
+    in time. Raises `UnityError` for another form.
+    """
+    if form not in FORMS:
+        raise UnityError(f"linalg: form={form}: must be {' or '.join(FORMS)}")
+    block = Block()
     builder = Builder(InsertPoint.at_end(block))
-    annotations, around = None, list[Operation]()
-    if program.devices > 1:
-        dims = mesh_dims(program, machine)
-        annotations, around = Annotations(program, dims, builder), [grid(dims)]
-    names = value_names(program)
+    dims = mesh_dims(program, machine) if program.devices > 1 else None
+    is_manual = dims is not None and form == "manual"
+    step = LocalStep(program, dims, builder) if is_manual else WholeStep(program, dims, builder)
+    leaves = [*program.leaves("input"), *program.leaves("weight")]
     given: dict[Register, SSAValue] = {}
-    for leaf, argument in zip(leaves, block.args, strict=True):
-        argument.name_hint = hint(leaf.name)
-        given[leaf.result] = argument
-    values = _values(program, names, given, builder, annotations)
+    for leaf in leaves:
+        given[leaf.result] = block.insert_arg(step.type_of(leaf.result), len(block.args))
+        given[leaf.result].name_hint = hint(leaf.name)
+    values = step_values(step, given)
     returned = step_results(program)
-    block.add_op(ReturnOp(*(values[register] for _, register in returned)))
-    made = [_type(program, register) for _, register in returned]
+    block.add_op(ReturnOp(*(step.total(register, values[register]) for _, register in returned)))
     function = FuncOp(
         program.name,
-        (types, made),
+        ([step.type_of(leaf.result) for leaf in leaves], [step.type_of(register) for _, register in returned]),
         Region(block),
         arg_attrs=ArrayAttr([_named("pcg.name", leaf.name) for leaf in leaves]),
         res_attrs=ArrayAttr([_named(*name) for name, _ in returned]),
     )
-    return ModuleOp([*around, function])
+    return ModuleOp([function] if dims is None else [grid(dims), function])
 
 
-def _values(
-    program: Program,
-    names: Mapping[Register, str],
-    given: Mapping[Register, SSAValue],
-    builder: Builder,
-    annotations: Annotations | None,
-) -> Mapping[Register, SSAValue]:
+def step_values(step: LocalStep | WholeStep, given: Mapping[Register, SSAValue]) -> Mapping[Register, SSAValue]:
     """Insert the operations of a step; return the value in each register, given those of inputs and weights."""
     values: dict[Register, SSAValue] = {}
+    names = value_names(step.program)
 
     def keep(register: Register, value: SSAValue) -> None:
         if value.name_hint is None:
             value.name_hint = hint(names[register])
-        values[register] = value if annotations is None else annotations.made(value, register)
+        values[register] = step.made(value, register)
 
-    for instruction in program.body:
+    for instruction in step.program.body:
         match instruction:
             case Leaf("constant", result, _, value):
-                held = _type(program, result)
-                number = emit(builder, constant(value, held.element_type))
-                empty = emit(builder, tensor.EmptyOp([], held))
-                keep(result, emit(builder, FillOp([number], [empty], [held])))
+                keep(result, step.constant(result, value))
             case Leaf(_, result):
                 keep(result, given[result])
             case Compute(_, operands, results):
-                line, given_to = program.analysis(instruction).bound, [values[r] for r in operands]
-                made = compute(line, given_to, builder, annotations and annotations.replicated)
+                made = step.compute(instruction, [values[r] for r in operands])
                 for register, value in zip(results, made, strict=True):
                     keep(register, value)
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
-                values[result] = values[operand]
-                if annotations is not None:
-                    values[result] = annotations.moved(values[operand], result)
+                values[result] = step.moved(instruction, values[operand])
             case UpdateWeight():
                 pass
     return values
@@ -108,11 +96,6 @@ def step_results(program: Program) -> list[tuple[tuple[str, str], Register]]:
 
 def _named(attribute: str, name: str) -> DictionaryAttr:
     return DictionaryAttr({attribute: StringAttr(name)})
-
-
-def _type(program: Program, register: Register) -> TensorType:
-    held = program.tensors[register]
-    return TensorType(TYPES[held.dtype], held.shape)
 
 
 def hint(name: str) -> str:
