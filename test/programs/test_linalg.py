@@ -127,7 +127,7 @@ def random_array(value: Value, random: np.random.Generator) -> Array:
     return random.integers(0, 2 if value.type.dtype == "bool" else 3, value.shape)
 
 
-MODELS = [name for name in SMALL if name != "inception_v3"] if ALL else ["gpt2", "llama3_8b", "moe", "lenet"]
+MODELS = [name for name in SMALL if name != "inception_v3"] if ALL else ["gpt2", "moe", "lenet"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -190,6 +190,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PERCEPTRONS: dict[str, Callable[[], ui.Plan]] = {
     "data parallel": lambda: ui.plan("mlp", machine="box:4", search="data-parallel", **MLP),
     "megatron": lambda: ui.plan("mlp", machine="box:4", search="megatron", **MLP),
+    "fsdp": lambda: ui.plan("mlp", machine="box:4", search="fsdp", **MLP),
     "both": lambda: ui.plan(EXAMPLES / "digits_2x2.pcg", search=None),
 }
 PARTITION = "-pass-pipeline=builtin.module(func.func(sharding-propagation,shard-partition))"
@@ -206,7 +207,10 @@ def local_type(program: Program, register: int) -> str:
 
 @pytest.mark.parametrize("by", PERCEPTRONS)
 def test_mlir_partitions_a_perceptron_as_planned(by: str):
-    """Its collectives are the plan's, forward and backward, and one for a loss that is in partial sums."""
+    """
+    Its local shapes are the plan's, and its collectives, forward and backward, and one for a loss that is in partial
+    sums; but for FSDP, since the partitioner makes no reduce-scatter.
+    """
     plan = PERCEPTRONS[by]()
     program = step_program(plan.graph, plan.machine, LINALG)
     found = mlir_opt(plan.linalg(), PARTITION)
@@ -214,7 +218,8 @@ def test_mlir_partitions_a_perceptron_as_planned(by: str):
     kinds = [i.kind for i in program.body if isinstance(i, ReshardMove) and i.kind in BETWEEN_DEVICES]
     if SUM in program.tensors[program.outputs[0]].layout:
         kinds.append("all_reduce")
-    assert Counter(re.findall(r" = shard\.(all_\w+|reduce\w*)", found.stdout)) == Counter(kinds)
+    made = Counter(re.findall(r" = shard\.(all_\w+|reduce\w*)", found.stdout))
+    assert made == Counter(kinds) if by != "fsdp" else made["reduce_scatter"] == 0 < Counter(kinds)["reduce_scatter"]
     (signature,) = re.findall(r"func\.func @\w+\((.*)", found.stdout)
     leaves = [*program.leaves("input"), *program.leaves("weight")]
     registers = [*(leaf.result for leaf in leaves), *(register for _, register in step_results(program))]
@@ -236,7 +241,7 @@ def test_mlir_takes_plans_of_transformers_and_does_not_partition_their_heads(mod
     assert missing <= {f"tensor.{name}" for name in ("expand_shape", "collapse_shape", "extract_slice", "insert_slice")}
 
 
-@pytest.mark.parametrize("model", ["mlp", *SEQUENCES] if ALL else ["gpt2"])
+@pytest.mark.parametrize("model", ["mlp", *SEQUENCES] if ALL else ["mlp"])
 @pytest.mark.parametrize(
     "options", [{"search": "fsdp"}, {"degrees": "tp=2,dp=2"}] if ALL else [{"degrees": "tp=2,dp=2"}]
 )

@@ -13,11 +13,12 @@ from xdsl.dialects.builtin import (
     IndexType,
     IndexTypeConstr,
     IntegerAttr,
+    SymbolRefAttr,
     TensorType,
     i16,
 )
 from xdsl.dialects.shard import AllReduceOp, ShardAxesAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import IRDLOperation, irdl_op_definition, operand_def, prop_def, result_def
 
 GRID = "mesh"
@@ -97,7 +98,7 @@ def collective(kind: str, value: SSAValue, axes: Sequence[int], dims: Sequence[i
     Return the operation for a move (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `slice`) along axes
     of the grid. `dims` are the dims of the tensor that it gathers, scatters, slices, or splits and then concatenates.
     """
-    properties = {"grid": FlatSymbolRefAttr(GRID), "grid_axes": axis_numbers(axes)}
+    properties: dict[str, Attribute] = {"grid": SymbolRefAttr(GRID), "grid_axes": axis_numbers(axes)}
     if kind == "all_reduce":
         return AllReduceOp(operands=[value], result_types=[result], properties=properties)
     op, names = _MOVES[kind]
@@ -107,7 +108,7 @@ def collective(kind: str, value: SSAValue, axes: Sequence[int], dims: Sequence[i
 
 def process_index(axis: int) -> ShardProcessIndexOp:
     """Return the operation for the position of this device along an axis of the grid."""
-    properties = {"grid": FlatSymbolRefAttr(GRID), "axes": axis_numbers((axis,))}
+    properties: dict[str, Attribute] = {"grid": SymbolRefAttr(GRID), "axes": axis_numbers((axis,))}
     return ShardProcessIndexOp(result_types=[IndexType()], properties=properties)
 
 

@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import AffineMapAttr, IndexType, IntegerAttr, TensorT
 from xdsl.dialects.linalg.attrs import IteratorTypeAttr
 from xdsl.dialects.linalg.ops import FillOp, GenericOp, IndexOp, MatmulOp, YieldOp
 from xdsl.ir import Block, Region, SSAValue
-from xdsl.ir.affine import AffineExpr, AffineMap
+from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 from xdsl.rewriter import InsertPoint
 
 from unity_ir.interop.linalg.reads import PreparedRead, element_of, emit
@@ -155,7 +155,7 @@ class LoopNest:
         """
         alone = {*self.loops[: len(self.names)]}
         for _, at in self._inputs:
-            alone.update(self.loops[e.position] for e in at.results if _is_dimension(e))
+            alone.update(self.loops[e.position] for e in at.results if isinstance(e, AffineDimExpr))
         missing = [name for name in self.loops if name not in alone]
         if missing:
             shape = TensorType(self.block.args[0].type if self.block.args else INT, [self.extents[n] for n in missing])
@@ -178,9 +178,3 @@ class LoopNest:
 
 def _names(dim: Var | Window) -> tuple[str, ...]:
     return (dim.name,) if isinstance(dim, Var) else tuple(name for _, name in dim.terms)
-
-
-def _is_dimension(expr: Any) -> bool:
-    from xdsl.ir.affine import AffineDimExpr
-
-    return isinstance(expr, AffineDimExpr)

@@ -115,8 +115,8 @@ def emit(builder: Builder, op: Operation) -> SSAValue:
 
 def shape_of(value: SSAValue) -> list[int]:
     """Return the sizes of the dims of a tensor."""
-    assert isinstance(value.type, TensorType)
-    return list(value.type.get_shape())
+    held: Any = value.type
+    return list(held.get_shape())
 
 
 def element_of(value: SSAValue) -> Element:

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 from xdsl.builder import Builder
 from xdsl.dialects import arith, math
 from xdsl.dialects.builtin import (
-    AnyFloat,
     BFloat16Type,
     Float16Type,
     Float32Type,
@@ -19,9 +18,9 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
 )
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Attribute, Operation, SSAValue
 
-Element: TypeAlias = AnyFloat | IntegerType
+Element: TypeAlias = BFloat16Type | Float16Type | Float32Type | Float64Type | IntegerType
 
 TYPES: Mapping[str, Element] = {
     "f64": Float64Type(),
@@ -115,8 +114,9 @@ class ScalarBuilder:
     def type_of(self, value: Scalar) -> Element:
         """Return the type in which a scalar is computed with; that of constants depends on whether they are whole."""
         if isinstance(value, SSAValue):
-            assert isinstance(value.type, AnyFloat | IntegerType)
-            return value.type
+            element: Attribute = value.type
+            assert isinstance(element, Element)
+            return element
         return INT if isinstance(value, int) else self.number
 
     def widened(self, value: SSAValue) -> SSAValue:
@@ -155,7 +155,8 @@ class ScalarBuilder:
         if op == "/":
             if not isinstance(left, SSAValue) and not isinstance(right, SSAValue) and right:
                 return left / right
-            return self.emit(arith.DivfOp(*(self.converted(x, self.number) for x in (left, right))))
+            a, b = (self.converted(x, self.number) for x in (left, right))
+            return self.emit(arith.DivfOp(a, b))
         if not isinstance(left, SSAValue) and not isinstance(right, SSAValue):
             return _folded(op, left, right)
         element, (a, b) = self._unified(left, right)
@@ -183,7 +184,8 @@ class ScalarBuilder:
                 small = self.call("exp", [self.emit(arith.NegfOp(x))])
                 return self.arithmetic("/", 1.0, self.arithmetic("+", 1.0, small))
             case "pow":
-                return self.emit(math.PowFOp(*(self.converted(x, self.number) for x in args)))
+                a, b = (self.converted(x, self.number) for x in args)
+                return self.emit(math.PowFOp(a, b))
             case "abs":
                 value = self.converted(args[0], self.type_of(args[0]))
                 return self.emit((math.AbsIOp if isinstance(value.type, IntegerType) else math.AbsFOp)(value))
@@ -258,6 +260,7 @@ class ScalarBuilder:
                 low_word(a),
             )
             k0, k1 = plus(k0, 0x9E3779B9), plus(k1, 0xBB67AE85)
+        assert not isinstance(self.number, IntegerType)
         bits = self.emit(arith.UIToFPOp(self.emit(arith.ShRUIOp(c0, self.constant(8, INT))), self.number))
         return self.emit(arith.MulfOp(bits, self.constant(2.0**-24, self.number)))
 

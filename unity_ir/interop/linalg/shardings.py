@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xdsl.builder import Builder
 from xdsl.dialects import tensor
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, FlatSymbolRefAttr, StringAttr, TensorType, UnitAttr, i64
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, StringAttr, SymbolRefAttr, TensorType, UnitAttr, i64
 from xdsl.dialects.linalg.ops import FillOp
 from xdsl.dialects.shard import GridOp, ShardAxesArrayAttr, ShardingOp, ShardingType, ShardOp
 from xdsl.ir import SSAValue
@@ -109,7 +109,7 @@ def _sharding(axes: SplitAxes) -> ShardingOp:
         operands=[[], []],
         result_types=[ShardingType()],
         properties={
-            "grid": FlatSymbolRefAttr(GRID),
+            "grid": SymbolRefAttr(GRID),
             "split_axes": ShardAxesArrayAttr(ArrayAttr([axis_numbers(own) for own in axes])),
         },
     )
