@@ -15,10 +15,11 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
-from unity_ir.interop.linalg.local import LocalStep, inserted
+from unity_ir.interop.linalg.local import LocalStep
 from unity_ir.interop.linalg.nests import LoopNest
-from unity_ir.interop.linalg.reads import PreparedRead, element_of, emit, shape_of
+from unity_ir.interop.linalg.reads import PreparedRead
 from unity_ir.interop.linalg.step import step_results
+from unity_ir.interop.linalg.tensors import concatenated, element_of, emit, shape_of
 from unity_ir.interop.mesh import MeshDims, mesh_dims
 from unity_ir.machine.model import Machine
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep
@@ -159,15 +160,6 @@ def of_group(
 def nth(builder: Builder, value: SSAValue, dim: int, number: int, ways: int) -> SSAValue:
     sizes = [s // ways if d == dim else s for d, s in enumerate(shape_of(value))]
     return part(builder, value, [number * s if d == dim else 0 for d, s in enumerate(sizes)], sizes)
-
-
-def concatenated(builder: Builder, values: Sequence[SSAValue], dim: int) -> SSAValue:
-    shape = shape_of(values[0])
-    whole = [s * len(values) if d == dim else s for d, s in enumerate(shape)]
-    made = emit(builder, tensor.EmptyOp([], TensorType(element_of(values[0]), whole)))
-    for number, value in enumerate(values):
-        made = emit(builder, inserted(value, made, [number * s if d == dim else 0 for d, s in enumerate(shape)]))
-    return made
 
 
 def added(builder: Builder, one: SSAValue, other: SSAValue) -> SSAValue:

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from xdsl.builder import Builder
-from xdsl.dialects import arith, tensor
-from xdsl.dialects.builtin import Float32Type, Float64Type, IndexType, TensorType
+from xdsl.dialects import arith
+from xdsl.dialects.builtin import Float32Type, Float64Type, IndexType
 from xdsl.ir import SSAValue
 
 from unity_ir.forms.windows import masked
 from unity_ir.interop.linalg.nests import LoopNest
 from unity_ir.interop.linalg.opaque import written_out
-from unity_ir.interop.linalg.reads import PreparedRead, collapsed, element_of, emit, prepared, shape_of
+from unity_ir.interop.linalg.reads import PreparedRead, prepared
 from unity_ir.interop.linalg.scalars import BOOL, INT, STORED_BOOL, TYPES, Element, Scalar, ScalarBuilder
+from unity_ir.interop.linalg.tensors import collapsed, concatenated, element_of, emit, shape_of
+from unity_ir.interop.linalg.writes import WrittenDim, fix_writer, written_dim
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import Pick, gather
 from unity_ir.tdl.segments import segments
@@ -115,22 +117,7 @@ class _LinalgLine:
         element = self.element if result.dtype is None else TYPES[result.dtype]
         axis, branches = segments(result)
         parts = [self._folded(indices, masked(expr, self.extents), element) for indices, expr in branches]
-        if len(parts) == 1:
-            return parts[0]
-        return self._concatenated(parts, axis)
-
-    def _concatenated(self, parts: Sequence[SSAValue], axis: int) -> SSAValue:
-        """Return tensors one after the other along a dim."""
-        shapes = [shape_of(part) for part in parts]
-        whole = [sum(s[d] for s in shapes) if d == axis else size for d, size in enumerate(shapes[0])]
-        made = emit(self.builder, tensor.EmptyOp([], TensorType(element_of(parts[0]), whole)))
-        start = 0
-        for part, shape in zip(parts, shapes, strict=True):
-            offsets, ones = [start if d == axis else 0 for d in range(len(shape))], [1] * len(shape)
-            into = tensor.InsertSliceOp.get(part, made, static_sizes=shape, static_offsets=offsets, static_strides=ones)
-            made = emit(self.builder, into)
-            start += shape[axis]
-        return made
+        return parts[0] if len(parts) == 1 else concatenated(self.builder, parts, axis)
 
     def _folded(self, indices: Sequence[Index], expr: Expr, element: Element) -> SSAValue:
         """Return an expression over all values of the indices' variables, one dim for each index."""
@@ -140,59 +127,27 @@ class _LinalgLine:
         return collapsed(self.builder, self.tensor(expr, names, element), [len(index_names(i)) for i in indices])
 
     def _written(self, indices: Sequence[Index], expr: Expr, element: Element) -> SSAValue:
-        """
-        Return a result that is written through windows: at each of its positions, the sum over those taps that write
-        there. The longest variable of a window is where it must be for that, if it is anywhere.
-        """
-        names, fixed, taps = list[str](), list[tuple[str, Window, tuple[int, str] | None]](), list[str]()
-        counts: list[int] = []
+        """Return a result that is written through windows: at each position, the sum of what is written there."""
+        names, dims, counts = list[str](), list[WrittenDim](), list[int]()
         for number, index in enumerate(indices):
-            counts.append(1 if isinstance(index, Window) else len(index_names(index)))
-            if not isinstance(index, Window):
-                names += index_names(index)
-                continue
-            own = f"<{number}>"
-            self.extents[own] = index.size
-            names.append(own)
-            main = max(index.terms, key=lambda term: self.extents[term[1]], default=None)
-            fixed.append((own, index, main))
-            taps += [name for _, name in index.terms if main is None or name != main[1]]
-        body, summed = (expr, ())
+            own = index_names(index)
+            if isinstance(index, Window):
+                own = (f"<{number}>",)
+                self.extents[own[0]] = index.size
+                dims.append(written_dim(own[0], index, self.extents))
+            names += own
+            counts.append(len(own))
+        body, summed = expr, [tap for dim in dims for tap in dim.taps]
         if isinstance(expr, Reduce) and expr.reducer == "sum" and self._gather(expr) is None:
-            body, summed = expr.body, expr.names
-        at = self._nest(names, [*taps, *summed])
-        conditions: list[SSAValue] = []
-        for own, window, main in fixed:
-            conditions += self._unwound(at, own, window, main)
-        value = at.scalars.chosen(at.scalars.all_of(conditions), self.scalar(body, at), 0)
-        if not (taps or summed):
-            return collapsed(self.builder, at.nest.finish(at.scalars.converted(value, element)), counts)
-        return collapsed(self.builder, self._as_element(at.nest.finish(value, "sum"), element), counts)
-
-    def _unwound(self, at: _InBody, own: str, window: Window, main: tuple[int, str] | None) -> list[SSAValue]:
-        """
-        Fix the main variable of a window where it writes to position `own`; return the conditions under which it does.
-        Where it does not, the variable is fixed at 0.
-        """
-        nest, insert = at.nest, at.nest.inside
-        left = emit(insert, arith.SubiOp(nest.position(own), nest.index(window.offset + window.low)))
-        for factor, name in window.terms:
-            if main is None or name != main[1]:
-                step = emit(insert, arith.MuliOp(nest.position(name), nest.index(factor)))
-                left = emit(insert, arith.SubiOp(left, step))
-        zero = nest.index(0)
-        if main is None:
-            return [emit(insert, arith.CmpiOp(left, zero, "eq"))]
-        factor, name = main
-        conditions = [emit(insert, arith.CmpiOp(left, zero, "sge"))]
-        if factor > 1:
-            rest = emit(insert, arith.RemSIOp(left, nest.index(factor)))
-            conditions.append(emit(insert, arith.CmpiOp(rest, zero, "eq")))
-            left = emit(insert, arith.DivSIOp(left, nest.index(factor)))
-        conditions.append(emit(insert, arith.CmpiOp(left, nest.index(self.extents[name]), "slt")))
-        there = at.scalars.all_of(conditions)
-        nest.positions[name] = emit(insert, arith.SelectOp(there, left, zero))
-        return [there]
+            body, summed = expr.body, [*summed, *expr.names]
+        at = self._nest(names, summed)
+        there = at.scalars.all_of([fix_writer(at.nest, dim) for dim in dims])
+        value = at.scalars.chosen(there, self.scalar(body, at), 0)
+        if summed:
+            made = self._as_element(at.nest.finish(value, "sum"), element)
+        else:
+            made = at.nest.finish(at.scalars.converted(value, element))
+        return collapsed(self.builder, made, counts)
 
     # -- tensors
 
@@ -209,9 +164,7 @@ class _LinalgLine:
     def _tensor(self, expr: Expr, names: Sequence[str], element: Element | None) -> SSAValue:
         if isinstance(expr, Access):
             read = self._read(expr)
-            if element == element_of(read.tensor) and [d for d in read.dims if isinstance(d, Var)] == [
-                *map(Var, names)
-            ]:
+            if element == element_of(read.tensor) and read.dims == tuple(map(Var, names)):
                 return read.tensor
         if not isinstance(expr, Reduce) or self._gather(expr) is not None:
             at = self._nest(names, ())
@@ -283,7 +236,8 @@ class _LinalgLine:
         """Return an expression that is computed before, as a tensor over its variables."""
         free = free_variables(expr)
         names = [n for n in self.extents if n in free and at.nest.runs_over(n)]
-        return at.nest.element(PreparedRead(self.tensor(expr, names), tuple(map(Var, names))))
+        read = PreparedRead(self.tensor(expr, names), tuple(map(Var, names)))
+        return at.scalars.widened(at.nest.element(read))
 
     def _is_worth_keeping(self, expr: Expr, at: _InBody) -> bool:
         """Return whether an expression has a costly function, and repeats along a loop of this nest."""

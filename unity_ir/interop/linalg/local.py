@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from math import prod
 
 from xdsl.builder import Builder
-from xdsl.dialects import arith, tensor
+from xdsl.dialects import arith
 from xdsl.dialects.builtin import IndexType, IntegerAttr, TensorType
-from xdsl.dialects.linalg.ops import FillOp
 from xdsl.ir import SSAValue
 
 from unity_ir.interop.linalg.collectives import collective, process_index
 from unity_ir.interop.linalg.lines import compute
-from unity_ir.interop.linalg.reads import element_of, emit, shape_of
-from unity_ir.interop.linalg.scalars import INT, TYPES, Element, constant
+from unity_ir.interop.linalg.scalars import INT, TYPES, constant
+from unity_ir.interop.linalg.tensors import element_of, emit, filled, inserted, shape_of
 from unity_ir.interop.mesh import MeshDims
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import SUM, is_shard
@@ -44,13 +43,12 @@ class LocalStep:
 
     def constant(self, register: Register, value: float) -> SSAValue:
         """Return a tensor that is one number; of addends only the first devices have it, the others 0."""
-        held = self.type_of(register)
-        layout = self.program.tensors[register].layout
-        number = emit(self.builder, constant(value, element_of_type(held)))
+        element, layout = TYPES[self.program.tensors[register].dtype], self.program.tensors[register].layout
+        number = emit(self.builder, constant(value, element))
         summed = [axis for axis, role in enumerate(layout) if role == SUM]
         if summed:
-            number = self._on_first(summed, number, emit(self.builder, constant(0, element_of_type(held))))
-        return self._filled(number, held)
+            number = self._on_first(summed, number, emit(self.builder, constant(0, element)))
+        return filled(self.builder, number, self.type_of(register))
 
     def compute(self, step: Compute, operands: Sequence[SSAValue]) -> tuple[SSAValue, ...]:
         """Return the results of an operator on this device's pieces."""
@@ -134,36 +132,12 @@ class LocalStep:
         is_first = emit(self.builder, arith.CmpiOp(self._joined(axes), self._index(0), "eq"))
         return emit(self.builder, arith.SelectOp(is_first, value, other))
 
-    def _filled(self, number: SSAValue, held: TensorType) -> SSAValue:
-        empty = emit(self.builder, tensor.EmptyOp([], held))
-        return emit(self.builder, FillOp([number], [empty], [held]))
-
     def _among_zeros(self, step: ReshardMove, value: SSAValue, result: TensorType) -> SSAValue:
         """Return a piece as an addend of the whole: zeros where others have shards, or on all devices but the first."""
-        zeros = self._filled(emit(self.builder, constant(0, element_of(value))), result)
+        zeros = filled(self.builder, emit(self.builder, constant(0, element_of(value))), result)
         if not is_shard(step.source):
             return self._on_first(step.axes, value, zeros)
         shape = shape_of(value)
         start = emit(self.builder, arith.MuliOp(self._joined(step.axes), self._index(shape[step.source])))
         offsets: list[SSAValue | int] = [start if d == step.source else 0 for d in range(len(shape))]
-        return emit(self.builder, inserted(value, zeros, offsets))
-
-
-def inserted(value: SSAValue, into: SSAValue, offsets: Sequence[SSAValue | int]) -> tensor.InsertSliceOp:
-    """Return the operation that replaces a part of a tensor, from `offsets` on, by another tensor."""
-    dynamic = -(2**63)
-    shape = shape_of(value)
-    return tensor.InsertSliceOp.get(
-        value,
-        into,
-        static_sizes=shape,
-        static_offsets=[o if isinstance(o, int) else dynamic for o in offsets],
-        static_strides=[1] * len(shape),
-        offsets=[o for o in offsets if not isinstance(o, int)],
-    )
-
-
-def element_of_type(held: TensorType) -> Element:
-    """Return the element type of a type of tensors."""
-    element: Element = held.element_type  # pyright: ignore[reportAssignmentType]
-    return element
+        return inserted(self.builder, value, zeros, offsets)

@@ -10,13 +10,14 @@ from xdsl.builder import Builder
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import AffineMapAttr, IndexType, IntegerAttr, TensorType
 from xdsl.dialects.linalg.attrs import IteratorTypeAttr
-from xdsl.dialects.linalg.ops import FillOp, GenericOp, IndexOp, MatmulOp, YieldOp
+from xdsl.dialects.linalg.ops import GenericOp, IndexOp, MatmulOp, YieldOp
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineExpr, AffineMap
 from xdsl.rewriter import InsertPoint
 
-from unity_ir.interop.linalg.reads import PreparedRead, element_of, emit
+from unity_ir.interop.linalg.reads import PreparedRead
 from unity_ir.interop.linalg.scalars import INT, REDUCERS, Element, ScalarBuilder, constant, neutral
+from unity_ir.interop.linalg.tensors import element_of, emit, filled
 from unity_ir.tdl.syntax import Var, Window
 
 
@@ -126,10 +127,10 @@ class LoopNest:
         """
         element: Any = value.type
         made = TensorType(element, [self.extents[n] for n in self.names])
-        out = emit(self.outside, tensor.EmptyOp([], made))
-        if reducer is not None:
-            first = emit(self.outside, constant(neutral(reducer, element), element))
-            out = emit(self.outside, FillOp([first], [out], [made]))
+        if reducer is None:
+            out = emit(self.outside, tensor.EmptyOp([], made))
+        else:
+            out = filled(self.outside, emit(self.outside, constant(neutral(reducer, element), element)), made)
         self._cover_loops()
         identity = AffineMap(len(self.loops), 0, tuple(AffineExpr.dimension(i) for i in range(len(self.names))))
         held = self.block.insert_arg(element, len(self._inputs))

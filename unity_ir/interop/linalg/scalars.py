@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     IntegerType,
 )
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 Element: TypeAlias = BFloat16Type | Float16Type | Float32Type | Float64Type | IntegerType
 
@@ -114,9 +114,10 @@ class ScalarBuilder:
     def type_of(self, value: Scalar) -> Element:
         """Return the type in which a scalar is computed with; that of constants depends on whether they are whole."""
         if isinstance(value, SSAValue):
-            element: Attribute = value.type
+            element: Any = value.type
             assert isinstance(element, Element)
-            return element
+            found: Element = element
+            return found
         return INT if isinstance(value, int) else self.number
 
     def widened(self, value: SSAValue) -> SSAValue:

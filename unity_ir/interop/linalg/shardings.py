@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.builder import Builder
-from xdsl.dialects import tensor
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, StringAttr, SymbolRefAttr, TensorType, UnitAttr, i64
-from xdsl.dialects.linalg.ops import FillOp
 from xdsl.dialects.shard import GridOp, ShardAxesArrayAttr, ShardingOp, ShardingType, ShardOp
 from xdsl.ir import SSAValue
 
 from unity_ir.interop.linalg.collectives import GRID, axis_numbers
 from unity_ir.interop.linalg.lines import compute
-from unity_ir.interop.linalg.reads import emit, shape_of
 from unity_ir.interop.linalg.scalars import TYPES, constant
+from unity_ir.interop.linalg.tensors import emit, filled, shape_of
 from unity_ir.interop.mesh import MeshDims
 from unity_ir.pcg.sharding import SUM
 from unity_ir.plan.program import Compute, HaloExchange, Program, Register, ReshardMove, TimeStep
@@ -51,10 +49,8 @@ class WholeStep:
 
     def constant(self, register: Register, value: float) -> SSAValue:
         """Return a tensor that is one number."""
-        held = self.type_of(register)
         number = emit(self.builder, constant(value, TYPES[self.program.tensors[register].dtype]))
-        empty = emit(self.builder, tensor.EmptyOp([], held))
-        return emit(self.builder, FillOp([number], [empty], [held]))
+        return filled(self.builder, number, self.type_of(register))
 
     def compute(self, step: Compute, operands: Sequence[SSAValue]) -> tuple[SSAValue, ...]:
         """Return the results of an operator."""

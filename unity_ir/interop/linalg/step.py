@@ -37,8 +37,10 @@ def step_module(program: Program, machine: Machine, form: str = "annotated") -> 
     block = Block()
     builder = Builder(InsertPoint.at_end(block))
     dims = mesh_dims(program, machine) if program.devices > 1 else None
-    is_whole = dims is None or form == "annotated"
-    step = WholeStep(program, dims, builder) if is_whole else LocalStep(program, dims, builder)
+    if dims is None or form == "annotated":
+        step = WholeStep(program, dims, builder)
+    else:
+        step = LocalStep(program, dims, builder)
     leaves = [*program.leaves("input"), *program.leaves("weight")]
     given: dict[Register, SSAValue] = {}
     for leaf in leaves:
