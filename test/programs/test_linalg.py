@@ -95,7 +95,7 @@ def test_every_operator_is_its_reference(form: str):
     Of all operators, in modules of 20, so that MLIR is called seldom; in `make test` every seventh, and fewer in the
     form for several devices.
     """
-    names = sample([*CASES], 7 if form == "whole" else 11)
+    names = list(dict.fromkeys(["conv2d", "embedding", *sample([*CASES], 7 if form == "whole" else 11)]))
     for first in range(0, len(names), 20):
         found = [use for name in names[first : first + 20] for use in drawn(name)]
         lines: dict[str, Any] = {}
@@ -127,7 +127,8 @@ def random_array(value: Value, random: np.random.Generator) -> Array:
     return random.integers(0, 2 if value.type.dtype == "bool" else 3, value.shape)
 
 
-MODELS = [name for name in SMALL if name != "inception_v3"] if ALL else ["gpt2", "moe", "lenet"]
+# Inception takes a minute, and in its 94 batch norms rounding grows to 3e-11 in a gradient.
+MODELS = [name for name in SMALL if name != "inception_v3"] if ALL else ["gpt2", "moe", "alexnet"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -276,8 +277,30 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("model", "devices", "options"), LOCAL if ALL else LOCAL[1:3])
 def test_a_device_has_the_plans_part_and_collectives(model: str, devices: int, options: dict[str, Any]):
-    """In the form `manual`: on all devices side by side, every result is this device's part of the interpreter's."""
-    plan = ui.plan(model, machine=f"box:{devices}", **{**SIZES[model], **options})
+    check_devices(ui.plan(model, machine=f"box:{devices}", **{**SIZES[model], **options}))
+
+
+TABLE = """
+func.func @f(%ids: !pcg.tensor<[4], i64>, %y: !pcg.tensor<[4, 3], f32>) -> !pcg.tensor<[], f32> {
+  %copies = pcg.replicate %ids by 2 : !pcg.tensor<[4], i64>
+  %t = pcg.weight "t" : !pcg.tensor<[4:2, 3], f32>
+  %addends = pcg.embedding %copies, %t : !pcg.tensor<[4], i64, copy = 2>, !pcg.tensor<[4:2, 3], f32>
+  %x = pcg.reduce %addends by 2 : !pcg.tensor<[4, 3], f32, sum = 2>
+  %loss = pcg.mse %x, %y : !pcg.tensor<[4, 3], f32>, !pcg.tensor<[4, 3], f32>
+  func.return %loss : !pcg.tensor<[], f32>
+}
+"""
+
+
+def test_ids_pick_from_a_piece_of_a_table():
+    check_devices(ui.plan(TABLE, search=None))
+
+
+def check_devices(plan: ui.Plan) -> None:
+    """
+    Check the form `manual`: collectives are the plan's, and on all devices side by side, every result is this device's
+    part of the interpreter's.
+    """
     graph, machine = in_double_as_planned(plan), plan.machine
     program = step_program(graph, machine, LINALG)
     text = str(step_module(program, machine, "manual"))

@@ -115,9 +115,7 @@ class ScalarBuilder:
         """Return the type in which a scalar is computed with; that of constants depends on whether they are whole."""
         if isinstance(value, SSAValue):
             element: Any = value.type
-            assert isinstance(element, Element)
-            found: Element = element
-            return found
+            return element
         return INT if isinstance(value, int) else self.number
 
     def widened(self, value: SSAValue) -> SSAValue:

@@ -88,12 +88,15 @@ def step_values(step: LocalStep | WholeStep, given: Mapping[Register, SSAValue])
 
 def step_results(program: Program) -> list[tuple[tuple[str, str], Register]]:
     """Return an attribute that names each result of a step, and its register: outputs, then gradients of weights."""
-    replaced = {register: name for name, register in program.replaced.items()}
-    found = [
-        (("pcg.next", replaced[r]) if r in replaced else ("pcg.name", names_of_output), r)
-        for names_of_output, r in ((f"output{i}" if i else "loss", r) for i, r in enumerate(program.outputs))
-    ]
-    return [*found, *((("pcg.gradient", name), r) for name, r in gradients(program).items())]
+    next_values = {register: name for name, register in program.replaced.items()}
+    found: list[tuple[tuple[str, str], Register]] = []
+    for number, register in enumerate(program.outputs):
+        if register in next_values:
+            found.append((("pcg.next", next_values[register]), register))
+        else:
+            is_loss = number == 0 and not program.tensors[register].shape
+            found.append((("pcg.name", "loss" if is_loss else f"output {number}"), register))
+    return [*found, *((("pcg.gradient", name), register) for name, register in gradients(program).items())]
 
 
 def _named(attribute: str, name: str) -> DictionaryAttr:
