@@ -285,6 +285,18 @@ class Plan:
 
             return stablehlo(self._jax_program, self.machine, form, platform)
 
+    def linalg(self, form: str = "annotated") -> str:
+        """
+        Return the plan's step as text of upstream MLIR, as `unity-opt -t linalg` prints it (docs/mlir.md): `linalg`
+        operations on whole tensors, each annotated with its layout in the `shard` dialect, or, in the form `manual`, on
+        one device's pieces, with the plan's collectives. Raises `UnityError` where `shard` cannot express the plan.
+        """
+        from unity_ir.interop.expressible import LINALG, step_program
+        from unity_ir.interop.linalg.step import step_module
+
+        with as_unity_errors(self._source.name, self._source.module):
+            return f"{step_module(step_program(self.graph, self.machine, LINALG), self.machine, form)!s}\n"
+
     def stages(self) -> dict[str, Any]:
         """
         Return the stages of a pipelined plan, as data that JSON can hold, for torch.distributed.pipelining: the modules

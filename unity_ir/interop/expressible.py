@@ -52,6 +52,18 @@ JAX = System(
 )
 """docs/jax.md has the table."""
 
+LINALG = System(
+    "linalg",
+    {
+        "stages": "`shard` has no stages; plan with stages=1",
+        "micro-batches": "`shard` says where, not when; plan with micro_batches=1",
+        "loss pieces": "`shard` says where, not when; plan with loss_pieces=1",
+        "halo": "the `shard` of whole tensors has no neighbours' borders; plan with a strategy that divides other dims",
+        "pinned": "`shard` has all of the grid; plan with data-parallel, fsdp, expert or degrees",
+    },
+)
+"""docs/mlir.md has the table."""
+
 
 def step_program(graph: Graph, machine: Machine, to: System) -> Program:
     """

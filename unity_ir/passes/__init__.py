@@ -18,6 +18,7 @@ PASSES: dict[str, str] = {
 TARGETS: dict[str, str] = {
     "dtensor": "unity_ir.passes.dtensor:DTensorTarget",
     "irdl": "unity_ir.passes.irdl:IrdlTarget",
+    "linalg": "unity_ir.passes.linalg:LinalgTarget",
     "stablehlo": "unity_ir.passes.stablehlo:StableHloTarget",
     "triton": "unity_ir.passes.triton:TritonTarget",
 }

@@ -18,6 +18,7 @@ from unity_ir.tdl.elements import converted
 from unity_ir.tdl.functions import FUNCTIONS, Array
 from unity_ir.tdl.gather import Pick, gather
 from unity_ir.tdl.opaque import OPAQUE
+from unity_ir.tdl.segments import segments
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
@@ -69,20 +70,9 @@ def _result(bound: Bound, result: Result, tensors: Mapping[str, Array], offsets:
             return converted(array, result.dtype)
         return array.astype(next(tensors[p.name].dtype for p in bound.operands if p.floating))
 
-    if not isinstance(result.expr, Cases):
-        return elements(_flatten(bound, result.indices, result.expr, tensors, offsets))
-    names = {n for n, _ in result.expr.branches}
-    axis = next(i for i, index in enumerate(result.indices) if names <= {*index_names(index)})
-    pieces: list[Array] = []
-    for variable, expr in result.expr.branches:
-        indices = tuple(_segment(index, variable) if i == axis else index for i, index in enumerate(result.indices))
-        pieces.append(_flatten(bound, indices, expr, tensors, offsets))
-    return elements(np.concatenate(pieces, axis))
-
-
-def _segment(index: Index, variable: str) -> Index:
-    """Return the index of one branch along the dim that `Cases` are along."""
-    return Composite(index.names[1:]) if isinstance(index, Composite) else Var(variable)
+    axis, branches = segments(result)
+    pieces = [_flatten(bound, indices, expr, tensors, offsets) for indices, expr in branches]
+    return elements(pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis))
 
 
 def _flatten(

@@ -24,13 +24,12 @@ from unity_ir.interop.jax.functions import FUNCTIONS, OPAQUE
 from unity_ir.interop.jax.named import Named, read, union, written
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import Pick, gather, scatter
+from unity_ir.tdl.segments import segments
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
     Bound,
     Call,
-    Cases,
-    Composite,
     Const,
     Expr,
     Index,
@@ -38,7 +37,6 @@ from unity_ir.tdl.syntax import (
     Opaque,
     Reduce,
     Result,
-    Var,
     Window,
     index_extent,
     index_names,
@@ -97,17 +95,9 @@ class _Line:
 
     def result(self, result: Result) -> Array:
         dtype = self.dtype if result.dtype is None else DTYPES[result.dtype]
-        if not isinstance(result.expr, Cases):
-            return self._folded(result.indices, result.expr, dtype)
-        names = {n for n, _ in result.expr.branches}
-        axis = next(i for i, index in enumerate(result.indices) if names <= {*index_names(index)})
-        pieces: list[Array] = []
-        for variable, expr in result.expr.branches:
-            of = result.indices[axis]
-            branch: Index = Composite(of.names[1:]) if isinstance(of, Composite) else Var(variable)
-            indices = tuple(branch if i == axis else index for i, index in enumerate(result.indices))
-            pieces.append(self._folded(indices, expr, dtype))
-        return jnp.concatenate(pieces, axis)
+        axis, branches = segments(result)
+        pieces = [self._folded(indices, expr, dtype) for indices, expr in branches]
+        return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis)
 
     def _folded(self, indices: Sequence[Index], expr: Expr, dtype: jnp.dtype) -> Array:
         """Return an expression over all values of the indices' variables, one dim for each index."""

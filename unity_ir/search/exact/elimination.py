@@ -282,15 +282,17 @@ class _Order:
 
     def _take(self, step: _Elimination) -> None:
         del self.due[step.variable]
+        neighbours: dict[VariableId, None] = {}
         for number, outline in self.of.pop(step.variable).items():
             for other in outline.variables:
                 if other != step.variable:
                     del self.of[other][number]
+                    neighbours[other] = None
         if step.others:
             token = self.memo.tokens.setdefault(step.key, len(self.memo.tokens))
             self._enter(_Outline(step.others, tuple(j.axis for j in step.seen), token))
-            for other in step.others:
-                self._weigh(other)
+        for other in neighbours:
+            self._weigh(other)
 
     def _weigh(self, variable: VariableId) -> None:
         spend(limits().work_elimination_order)
@@ -300,11 +302,13 @@ class _Order:
                 for v, axis in zip(outline.variables, outline.axes, strict=True):
                     seen.setdefault(v, []).append(axis)
         own = self.memo.joint(seen.pop(variable)) if seen else None
-        joints = tuple([self.memo.joint(axes) for axes in seen.values()])
+        found = {v: self.memo.joint(axes) for v, axes in seen.items()}
+        # Those on which no table depends are no dims of the sum: an array has at most 32.
+        joints = {v: joint for v, joint in found.items() if joint.axis.size > 1}
         entries = own.axis.size if own else 1
-        for joint in joints:
+        for joint in joints.values():
             entries *= joint.axis.size
-        self.due[variable] = entries, own, tuple(seen), joints
+        self.due[variable] = entries, own, tuple(joints), tuple(joints.values())
         heappush(self.queue, (entries, variable))
 
     def _elimination(self, variable: VariableId, weight: _Weight) -> _Elimination:
@@ -335,11 +339,12 @@ def _eliminated(step: _Elimination, involved: Sequence[Factor], size: int) -> Fl
     tables: list[Floats] = []
     for factor in involved:
         if len(factor.variables) > 1:
-            table = factor.table
-            for i, (v, axis) in enumerate(zip(factor.variables, factor.axes, strict=True)):
+            kept = [(v, axis) for v, axis in zip(factor.variables, factor.axes, strict=True) if v in joints]
+            table = factor.table.reshape([axis.size for _, axis in kept])
+            for i, (v, axis) in enumerate(kept):
                 if joints[v].axis is not axis:
                     table = np.take(table, joints[v].each[axis], axis=i)
-            places = [order.index(v) for v in factor.variables]
+            places = [order.index(v) for v, _ in kept]
             table = table.transpose(np.argsort(places, kind="stable"))
             tables.append(table.reshape([n if i in places else 1 for i, n in enumerate(shape)]))
     return _least(step.own.axis.least(alone), tables, shape[1:])
