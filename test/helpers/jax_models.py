@@ -44,7 +44,7 @@ def layer_norm(x: Any, p: Any) -> Any:
 
 def gpt() -> Case:
     """GPT-2 as in nanoGPT-like code: stacked layers under a scan, tied embeddings."""
-    width, heads, layers, length, vocab = 16, 4, 3, 8, 16
+    width, heads, layers, length, vocab = 16, 4, 2, 8, 16
 
     def block(x: Any, p: Any) -> tuple[Any, None]:
         b, s, _ = x.shape

@@ -45,7 +45,8 @@ def check(loss: Callable[..., Any], arguments: tuple[Any, ...], close: float = 1
     given = {n: x for n, x in batch.items() if n in inputs} | {n: x.numpy() for n, x in imported.tables.items()}
     values = interpret(graph, given, {n: w.numpy() for n, w in imported.weights.items()})
     arrays = jax.tree.map(jnp.asarray, arguments)
-    want, wanted = jax.value_and_grad(lambda *a: jax.tree.leaves(loss(*a))[0], allow_int=True)(*arrays)
+    reference = jax.value_and_grad(lambda *a: jax.tree.leaves(loss(*a))[0], allow_int=True)
+    want, wanted = jax.jit(reference)(*arrays)
     np.testing.assert_allclose(values[graph.outputs[0]], want, rtol=close, atol=close)
     found = {u.weight.node.name: values[u.grad] for u in graph.updates}
     for leaf, gradient in zip(imported.trace.weights, jax.tree.leaves(wanted), strict=True):
