@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from time import perf_counter
 
-WORK = 100_000_000_000
+WORK = 200_000_000_000
 """Default limit on the work of a search, in units: twice that of the longest search measured (docs/search.md)."""
 
 PART = 4

@@ -125,8 +125,11 @@ def run_with_stages(
     if is_open and micro_batches == 1:
         least = least_unstaged(pipelines.graph, machine, pipelines.optimizer)
         if least.seconds > RECOMPUTES * least.kernels:
-            with suppress(OutOfBudget, UnityError), within(budget):
+            # The other half is left to plans without stages, should pipelines take more.
+            half = Budget(budget.work / 2, budget.deadline)
+            with suppress(OutOfBudget, UnityError), within(half):
                 pipeline = pipelines.faster_than(None)
+            budget.done += half.done
             if pipeline is not None:
                 with suppress(OutOfBudget), within(budget):
                     if pipelines.are_unstaged_slower(least, pipeline):
@@ -269,7 +272,10 @@ class _Pipelines:
             with ForkedWorker(rewrites, beside=is_large) as rewriting:
                 answer = rewriting.ask(None)
                 step, priced = self._priced(choice, is_large)
-                explored, is_better = answer()
+                try:
+                    explored, is_better = answer()
+                except OutOfBudget:
+                    explored, is_better = 0, False
             derivation: tuple[RuleApplication, ...] = ()
             if is_better:
                 _, choice, derivation = rewritten()

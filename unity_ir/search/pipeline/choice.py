@@ -94,6 +94,10 @@ def best_pipeline(
         except UnityError as error:
             failed = failed or error
             continue
+        except OutOfBudget:
+            if best is None:
+                raise
+            break
         if best is None or plan.makespan < best.makespan * GAIN:
             best = plan
     if best is None and faster_than == inf:

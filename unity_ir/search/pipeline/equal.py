@@ -178,7 +178,7 @@ class PipelineSearch:
         self.dims = sample_dims(graph)
         self._small: dict[int, Graph] = {}
         self._solvers: dict[tuple[int, int], Solver] = {}
-        self._found: dict[tuple[int, int, float], tuple[Price, UnitRows]] = {}
+        self._found: dict[tuple[int, int, float, int], tuple[Price, UnitRows]] = {}
         self._sketches: dict[tuple[int, int, ScheduleKind | None], Sketch] = {}
 
     def small(self, micro_batches: int) -> Graph:
@@ -319,7 +319,7 @@ class PipelineSearch:
 
     def _variant(self, stages: int, micro_batches: int, times: float) -> tuple[Price, UnitRows]:
         """Return a price of a byte, in units of `BYTE_PRICES`, and the rows of the best layouts at it. Memoised."""
-        key = stages, micro_batches, times
+        key = stages, micro_batches, times, limits().exact_passes
         if key not in self._found:
             solver = self.solver(stages, micro_batches)
             price = solver.price
@@ -340,7 +340,9 @@ class PipelineSearch:
         """
         p, m, best = stages, micro_batches, inf
         live = (min(p, m) + 1) / 2
-        for _, rows in self._variants(p, m, FEW_PRICES):
+        with limited(exact_passes=limits().estimated_passes):
+            found = self._variants(p, m, FEW_PRICES)
+        for _, rows in found:
             needs = (rows.held.sum() + live * rows.live.sum(axis=1)) / p + rows.working.max(axis=1)
             fits = needs <= self.memory
             if fits.any():
