@@ -33,7 +33,7 @@ def _same(jax_function: Callable[..., Any], function: Function) -> Callable[[Any
 def _text_of(function: Callable[..., Any], primitive: str, types: tuple[tuple[Any, Any], ...]) -> str | None:
     try:
         made = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types))
-    except TypeError:
+    except (TypeError, ValueError):
         return None
     return next((_text(eqn) for eqn in made.jaxpr.eqns if eqn.primitive.name == primitive), None)
 

@@ -30,6 +30,9 @@ from unity_ir.frontends.torch.export import short_path
 
 Values = list[Any]
 
+SAY_ONLY = ("debug_callback", "debug_print")
+"""Primitives that show values and have no results."""
+
 
 class StackedWeight:
     """A weight of which only slices along the first dim are used, as one weight for each position."""
@@ -89,6 +92,8 @@ class JaxprRunner:
 
     def _equation(self, eqn: Any, scope: _Scope) -> Values:
         name, operands = eqn.primitive.name, [scope.value(v) for v in eqn.invars]
+        if name in SAY_ONLY:
+            return []
         if (called := self.call(eqn, operands)) is not None:
             return called
         if any(isinstance(v, RandomKey) for v in operands):
@@ -106,7 +111,7 @@ class JaxprRunner:
         name = eqn.primitive.name
         if (mean := self._mean(eqn, operands)) is not None:
             return [mean]
-        if name in ("gather", "scatter", "scatter-add", "scatter_add"):
+        if name == "gather" or name.startswith("scatter"):
             columns: Any = scope.columns(eqn.invars[1])
             operands = [operands[0], columns, *operands[2:]]
         if name == "dot_general" and scope.is_swapped(eqn):
@@ -330,7 +335,8 @@ def _at(value: Any, at: int) -> Any:
         return value.slices[at]
     if isinstance(value, RandomKey):
         return value
-    return value[at]
+    # An element of a NumPy vector is a number, and no array.
+    return np.asarray(value[at]) if isinstance(value, np.ndarray) else value[at]
 
 
 def _stacked(values: Sequence[Any]) -> Any:
