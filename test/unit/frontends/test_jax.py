@@ -318,6 +318,7 @@ SMALL: Mapping[str, Callable[[Any, Any], Any]] = {
     "log-softmax of a part": lambda w, x: jnp.where(
         np.arange(4) < 2, jax.nn.log_softmax(w, where=np.arange(4) < 2), 0.0
     ),
+    "slopes that are weights": lambda w, x: jax.nn.leaky_relu(w * x[0], w[0, 0]) + jax.nn.elu(w, w[0, 1]),
     "moved": lambda w, x: jax.device_put(w) * x[0],
     "windows of all dims": lambda w, x: lax.reduce_window(w, 0.0, lax.add, (2, 2), (1, 2), "VALID"),
     "dilated windows": lambda w, x: lax.reduce_window(w, 0.0, lax.add, (1, 2), (1, 1), "SAME", None, (1, 2)),

@@ -62,3 +62,6 @@ KNOWN: Mapping[str, Sequence[Callable[[Any], Function | None]]] = {
     "logaddexp": [_same(jnp.logaddexp, _logaddexp)],
 }
 """By the name of the call."""
+
+WITH_NUMBER = ("elu", "leaky_relu")
+"""Names of calls whose operands after the first are numbers in PyTorch, so must be known."""

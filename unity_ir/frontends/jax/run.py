@@ -20,7 +20,7 @@ from jax.extend import core
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.jax.attention import attention_of
-from unity_ir.frontends.jax.known import KNOWN
+from unity_ir.frontends.jax.known import KNOWN, WITH_NUMBER
 from unity_ir.frontends.jax.primitives import PRIMITIVES, swapped_product
 from unity_ir.frontends.jax.random import DRAWS, RandomKey
 from unity_ir.frontends.jax.trace import CALLS
@@ -155,7 +155,9 @@ class JaxprRunner:
         if name == "jit" and label in DRAWS and any(isinstance(v, RandomKey) for v in operands):
             return [DRAWS[label](eqn, *operands)]
         if name in ("jit", "custom_jvp_call") and any(isinstance(v, torch.Tensor) for v in operands):
-            for find in KNOWN.get(str(params.get("name") or _custom_name(eqn)), ()):
+            called = str(params.get("name") or _custom_name(eqn))
+            fits = called not in WITH_NUMBER or all(map(is_known, operands[1:]))
+            for find in KNOWN.get(called, ()) if fits else ():
                 if (function := find(eqn)) is not None:
                     return [function(*map(to_torch, operands))]
         attention = attention_of(label) if name == "jit" else None
