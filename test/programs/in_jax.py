@@ -327,3 +327,30 @@ def stepped_loss(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
             "trained": max(late),
             "alike": all(w.sharding.is_equivalent_to(g.sharding, w.ndim) for w, g in shardings),
         }
+
+
+def unusual_weights() -> dict[str, Any]:
+    """
+    Step a plan of a loss whose weights are stacked, or integers; return the gradient of the integers, and what is said
+    of arrays that do not fit by what they are.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    import unity_ir as ui
+    from unity_ir.errors import UnityError
+
+    def loss(weights: Any, x: Any) -> Any:
+        y, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, weights["layers"])
+        return jnp.mean(y * weights["counts"])
+
+    weights = {"layers": np.ones((3, 4, 4), np.float32), "counts": np.arange(4)}
+    x = np.ones((8, 4), np.float32)
+    step: Any = ui.plan(loss, (weights, x), machine="box:4", search="fsdp").jax()
+    found: dict[str, Any] = {"counts": np.asarray(step(step.place(weights), x).gradients["counts"])}
+    for what, layers in {"number": np.float32(1), "shape": jax.ShapeDtypeStruct((3, 4, 4), "float32")}.items():
+        try:
+            step.place(weights | {"layers": layers})
+        except UnityError as error:
+            found[what] = str(error)
+    return found

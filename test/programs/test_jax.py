@@ -153,6 +153,14 @@ def test_a_loss_of_jax_is_planned_and_stepped(apart: Apart, name: str):
 
 
 @pytest.mark.slow
+def test_weights_that_are_stacked_or_integers(apart: Apart):
+    found = apart.run(in_jax.unusual_weights)
+    assert found["counts"].tolist() == [0, 0, 0, 0]
+    assert found["number"] == "jax: layers.0 and its like are 1; the plan has 3"
+    assert found["shape"] == "jax: layers.0 is only a shape; give an array"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS if ALL else ["perceptron"])
 @pytest.mark.parametrize("by", PLANS if ALL else ["joint"])
 def test_annotations_compute_the_same(apart: Apart, planned: MakePlan, model: str, by: str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -191,12 +191,172 @@ def test_gradients_of_their_own():
         from_jax(lambda weights, x: jnp.sum(clipped(weights * x)), (normal(4), normal(4)))
 
 
+def test_own_gradients_are_compared_in_a_folder_called_jax():
+    source = "def negated(x):\n    return x\n"
+    names: dict[str, Any] = {}
+    exec(compile(source, "/home/user/jax/losses.py", "exec"), names)
+    negated = jax.custom_vjp(names["negated"])
+    negated.defvjp(lambda x: (x, None), lambda _, g: (-g,))
+    with pytest.raises(UnityError, match="its own gradient is not that of what it computes"):
+        from_jax(lambda weights, x: jnp.sum(negated(weights * x)), (normal(4), normal(4)))
+
+
 def test_experts_and_segments_by_scatter():
     def loss(weights: Any, x: Any, ids: Any) -> Any:
         counts = jnp.zeros((5, 3), x.dtype).at[ids].add(x * weights)
         return jnp.sum(counts.at[ids, 1].set(2.0) ** 2) + jnp.sum(counts[ids, jnp.argmax(x, -1)])
 
     check(loss, (normal(3), normal(4, 3), np.array([4, 0, 2, 3])))
+
+
+def weighted(y: Any) -> Any:
+    """Return a number that depends on every element of `y` in its own way."""
+    return jnp.sum(jnp.sin(y) * (1 + jnp.arange(y.size).reshape(y.shape)))
+
+
+def keep(x: Any) -> Any:
+    return jnp.mean(x, -1, keepdims=True)
+
+
+NORMS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "sum without gradient": lambda h, p: jnp.exp(h) / lax.stop_gradient(jnp.sum(jnp.exp(h), -1, keepdims=True)),
+    "log without gradient": lambda h, p: h - lax.stop_gradient(jnp.log(jnp.sum(jnp.exp(h), -1, keepdims=True))),
+    "mean without gradient": lambda h, p: (
+        (h - lax.stop_gradient(keep(h))) / jnp.sqrt(keep((h - lax.stop_gradient(keep(h))) ** 2) + 1e-5) * p["w"]
+        + p["b"]
+    ),
+    "variance without gradient": lambda h, p: (
+        (h - keep(h)) / jnp.sqrt(lax.stop_gradient(keep((h - keep(h)) ** 2)) + 1e-5) * p["w"] + p["b"]
+    ),
+    "mean square without gradient": lambda h, p: h * lax.rsqrt(lax.stop_gradient(keep(jnp.square(h))) + 1e-5) * p["w"],
+    "mean along columns": lambda h, p: (
+        (h - jnp.mean(h, -1)) / jnp.sqrt(keep((h - jnp.mean(h, -1)) ** 2) + 1e-5) * p["w"] + p["b"]
+    ),
+    "variance along columns": lambda h, p: (
+        (h - keep(h)) / jnp.sqrt(jnp.mean((h - keep(h)) ** 2, -1) + 1e-5) * p["w"] + p["b"]
+    ),
+    "mean square along columns": lambda h, p: h * lax.rsqrt(jnp.mean(jnp.square(h), -1) + 1e-5) * p["w"],
+    "times the root": lambda h, p: (h - keep(h)) * jnp.sqrt(keep((h - keep(h)) ** 2) + 1e-5) * p["w"] + p["b"],
+}
+"""What is nearly a norm or a softmax."""
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_near_misses_of_norms(name: str):
+    weights = {"m": normal(4, 4), "w": 1 + normal(4), "b": normal(4)}
+    found = operators(check(lambda w, x: weighted(NORMS[name](x @ w["m"], w)), (weights, normal(4, 4)), close=1e-10))
+    assert not found & {"softmax", "log_softmax", "layer_norm", "rms_norm"}
+
+
+def test_cross_entropy_without_gradient_of_its_sum():
+    def loss(weights: Any, x: Any, ids: Any) -> Any:
+        scores = x @ weights
+        logs = jnp.log(lax.stop_gradient(jnp.sum(jnp.exp(scores), -1)))
+        return jnp.mean(logs - jnp.take_along_axis(scores, ids[:, None], -1)[:, 0])
+
+    check(loss, (normal(4, 6), normal(5, 4), tokens(5, below=6)))
+
+
+def test_cross_entropy_as_optax_has_it():
+    def loss(weights: Any, x: Any, ids: Any) -> Any:
+        scores = x @ weights
+        picked = jnp.take_along_axis(scores, ids[:, None], -1).take(0, axis=-1)
+        return jnp.mean(jax.nn.logsumexp(scores, axis=-1) - picked)
+
+    assert operators(check(loss, (normal(4, 6), normal(5, 4), tokens(5, below=6)))) == {"matmul", "cross_entropy"}
+
+
+def test_queries_that_see_no_key():
+    mask = np.tril(np.ones((4, 4), bool), -1)
+
+    def loss(weights: Any, x: Any, mask: Any) -> Any:
+        q, k, v = (jnp.einsum("bse,ehd->bshd", x, weights[n]) for n in "qkv")
+        known = jax.nn.dot_product_attention(q, k, v, mask=np.tril(np.ones((1, 1, 4, 4), bool), -1))
+        return weighted(known + jax.nn.dot_product_attention(q, k, v, mask=mask[None, None]))
+
+    weights = {"q": normal(8, 4, 2), "k": normal(8, 2, 2), "v": normal(8, 2, 2)}
+    check(loss, (weights, normal(2, 4, 8), mask), close=1e-4)
+
+
+INDEXED: Mapping[str, Callable[[Any, Any], Any]] = {
+    "filled": lambda w, i: w["a"].at[i + 2].get(mode="fill", fill_value=7.0),
+    "filled at known places": lambda w, i: w["a"].at[np.array([0, 9])].get(mode="fill", fill_value=7.0) * i[0],
+    "clipped sum": lambda w, i: w["a"].at[i + 2].add(w["b"][:2], mode="clip"),
+    "windows of samples": lambda w, i: jax.vmap(lambda a, b: lax.dynamic_slice(a, (b, 0), (2, 5)))(w["a"][:2], i),
+    "rows of a table": lambda w, i: jax.vmap(lambda b: lax.dynamic_slice(w["a"][0], (b, 0), (1, 5)))(i),
+    "every other": lambda w, i: w["a"].at[1:, ::2].set(w["b"][:2, :2]) * i[0],
+    "a window and a position": lambda w, i: w["a"].at[:, i[0], 1:3].add(w["b"][:, 0, :2]),
+    "difference": lambda w, i: w["a"].at[:, i].subtract(w["b"][:, :2]),
+    "products": lambda w, i: w["a"].at[:, 1].multiply(w["b"][:, 0], unique_indices=True) * i[0],
+    "maxima": lambda w, i: w["a"].at[:, np.array([3, 1])].max(w["b"][:, :2]) * i[0],
+    "median": lambda w, i: jnp.median(w["a"], axis=0) * i[0],
+}
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_gathers_and_scatters(name: str):
+    weights = {"a": 2 + normal(3, 4, 5), "b": 2 + normal(3, 4, 5)}
+    check(lambda w, i: weighted(INDEXED[name](w, i)), (weights, np.array([2, 0])), close=1e-10)
+
+
+def test_positions_out_of_range():
+    for function in (
+        lambda w, x: jnp.sum(jnp.take(w, np.array([0, 9]), axis=0) * x),
+        lambda w, x: jnp.sum(w.at[np.array([0, 9])].add(x)),
+    ):
+        with pytest.raises(UnityError, match="position 9 is out of range of dim 0, which has 3"):
+            from_jax(function, (normal(3), np.array(2.0)))
+
+
+SMALL: Mapping[str, Callable[[Any, Any], Any]] = {
+    "stack and tile": lambda w, x: jnp.tile(jnp.stack([w, w * x], 1), (2, 1, 1)),
+    "sum of all products": lambda w, x: jnp.vdot(w, w) * w + w[0] @ w[1],
+    "scan over numbers": lambda w, x: lax.scan(lambda h, i: (h * w[i], None), w[0], jnp.arange(3) % 2)[0],
+    "branches by position": lambda w, x: lax.scan(
+        lambda h, i: (lax.switch(i, [jnp.sin, jnp.cos], h), None), w, jnp.arange(3) % 2
+    )[0],
+    "maxima of truth values": lambda w, x: w * jnp.max(x > 0, axis=-1) * jnp.min(w > 0, axis=0),
+    "log-softmax of a part": lambda w, x: jnp.where(
+        np.arange(4) < 2, jax.nn.log_softmax(w, where=np.arange(4) < 2), 0.0
+    ),
+    "slopes that are weights": lambda w, x: jax.nn.leaky_relu(w * x[0], w[0, 0]) + jax.nn.elu(w, w[0, 1]),
+    "moved": lambda w, x: jax.device_put(w) * x[0],
+    "windows of all dims": lambda w, x: lax.reduce_window(w, 0.0, lax.add, (2, 2), (1, 2), "VALID"),
+    "dilated windows": lambda w, x: lax.reduce_window(w, 0.0, lax.add, (1, 2), (1, 1), "SAME", None, (1, 2)),
+    "windows of three dims": lambda w, x: lax.reduce_window(
+        x[0] * w.reshape(1, 2, 2, 3, 1), 0.0, lax.add, (1, 2, 2, 2, 1), (1, 1, 1, 1, 1), "SAME"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_primitives(name: str):
+    check(lambda w, x: weighted(SMALL[name](w, x)), (normal(3, 4), normal(4)), close=1e-10)
+
+
+def test_what_is_only_printed():
+    def loss(weights: Any, x: Any) -> Any:
+        jax.debug.print("{}", weights[0])
+        return jnp.sum(weights * x)
+
+    imported = from_jax(loss, (normal(4), normal(4)))
+    assert operators(imported) == {"mul", "reduce_sum"}
+
+
+def test_integers_among_the_weights_are_constants():
+    def loss(weights: Any, x: Any) -> Any:
+        y = jnp.where(weights["mask"], x @ weights["m"], 0.0) * weights["factors"]
+        return weighted(y[:, weights["order"]])
+
+    weights = {"m": normal(4, 4), "mask": np.array([True, False, True, True]), "factors": np.arange(4)}
+    weights["order"] = np.array([3, 1])
+    check(loss, (weights, normal(2, 4)))
+    shapes = weights | {"factors": jax.ShapeDtypeStruct((4,), "int32")}
+    with pytest.raises(UnityError, match="factors of the weights is int32: a constant; give its values"):
+        from_jax(loss, (shapes, normal(2, 4)))
+    keyed = weights | {"key": jax.random.key(0)}
+    with pytest.raises(UnityError, match="key of the weights is a key of random numbers; give it with the batch"):
+        from_jax(loss, (keyed, normal(2, 4)))
 
 
 REFUSED: list[tuple[Callable[..., Any], str]] = [

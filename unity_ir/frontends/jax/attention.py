@@ -22,6 +22,9 @@ PREFIX = "unity_ir_attention"
 KEPT = ("scale", "is_causal")
 """Options that may be given; with others JAX writes the attention out."""
 
+FAR = -1e30
+"""The score of keys that are not seen."""
+
 
 @contextmanager
 def kept_whole() -> Generator[None]:
@@ -66,9 +69,21 @@ def attention_of(name: str) -> Callable[..., torch.Tensor] | None:
         elif causal and mask is not None:
             mask = to_torch(mask) & torch.ones(a.shape[2], a.shape[2], dtype=torch.bool).tril()
         seen = None if mask is None else to_torch(mask)
+        if seen is not None and not (isinstance(mask, np.ndarray) and bool(mask.any(-1).all())):
+            return _masked(a, b, c, seen, scale).transpose(1, 2)
         out = nn.scaled_dot_product_attention(
             a, b, c, seen, is_causal=causal and mask is None, scale=scale, enable_gqa=a.shape[1] != b.shape[1]
         )
         return out.transpose(1, 2)
 
     return attention
+
+
+def _masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float) -> torch.Tensor:
+    """
+    Return attention [b, heads, s, d] in which a query that sees no key sees all alike, as JAX has it; PyTorch's has
+    zeros then.
+    """
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = torch.where(seen, q @ k.transpose(-1, -2) * scale, max(FAR, 0.7 * torch.finfo(q.dtype).min))
+    return torch.softmax(scores, -1) @ v

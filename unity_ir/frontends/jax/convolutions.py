@@ -100,22 +100,30 @@ def window_min(eqn: Any, x: Operand) -> Tensor:
 def window_sum(eqn: Any, x: Operand) -> Tensor:
     """The sum of each window; raises `UnityError` for windows that PyTorch has not."""
     a, back, sizes, steps, pads, spread = _windows(eqn, to_torch(x))
-    if any(s != 1 for s in spread) or len(sizes) > 2:
-        raise UnityError("sums of dilated windows, or of those of three dims, have no operator")
     a, even = _padded(a, pads, 0.0, sizes)
+    if any(s != 1 for s in spread) or len(sizes) > 2:
+        # Averages are of one or two dims, and not dilated: a convolution with ones.
+        ones, lead = torch.ones(1, 1, *sizes, dtype=a.dtype), a.shape[:2]
+        a = a.reshape(-1, 1, *a.shape[2:])
+        summed = CONVOLUTIONS[len(sizes)](a, ones, stride=tuple(steps), padding=tuple(even), dilation=tuple(spread))
+        return _restored(summed.reshape(*lead, *summed.shape[2:]), back)
     pool: Any = nn.avg_pool1d if len(sizes) == 1 else nn.avg_pool2d
     return _restored(pool(a, sizes, steps, even) * math.prod(sizes), back)
 
 
-def _restored(x: Tensor, back: Sequence[int]) -> Tensor:
-    """Return a result with its dims in the order of the operand, and without a dim of channels that was added."""
-    return (x if x.dim() == len(back) else x.squeeze(1)).permute(*back)
+def _restored(x: Tensor, back: tuple[Sequence[int], Sequence[int]]) -> Tensor:
+    """Return a result with its first dims as they were in the operand, and all in the order there (`_windows`)."""
+    lead, order = back
+    return x.reshape(*lead, *x.shape[2:]).permute(*order)
 
 
-def _windows(eqn: Any, x: Tensor) -> tuple[Tensor, list[int], list[int], list[int], list[tuple[int, int]], list[int]]:
+def _windows(
+    eqn: Any, x: Tensor
+) -> tuple[Tensor, tuple[list[int], list[int]], list[int], list[int], list[tuple[int, int]], list[int]]:
     """
-    Return (the operand with its dims of space last, the permutation back, and for each dim of space: the window's
-    size, stride, padding at both ends, and dilation).
+    Return (the operand as [samples, channels, dims of space..], how the way back is: the sizes of the dims that the
+    first two were, and the permutation; and for each dim of space: the window's size, stride, padding at both ends, and
+    dilation).
     """
     params = eqn.params
     sizes, strides = params["window_dimensions"], params["window_strides"]
@@ -124,17 +132,18 @@ def _windows(eqn: Any, x: Tensor) -> tuple[Tensor, list[int], list[int], list[in
         raise UnityError("windows over elements that are set apart have no operator")
     space = [d for d in range(x.dim()) if (sizes[d], strides[d], tuple(pads[d])) != (1, 1, (0, 0))]
     others = [d for d in range(x.dim()) if d not in space]
-    # Two dims of samples and channels; others without a window are dims of space, too.
-    space, others = sorted([*space, *others[2:]]), others[:2]
-    if not others or not 1 <= len(space) <= 3:
-        raise UnityError("windows over one to three dims, beside one or two others, have an operator")
-    out = x.permute(*others, *space)
-    out = out if len(others) == 2 else out.unsqueeze(1)
+    if not space:
+        space, others = [x.dim() - 1], others[:-1]
+    if len(space) > 3:
+        raise UnityError("windows over more than three dims have no operator")
+    lead = [x.shape[d] for d in others]
     order = [*others, *space]
+    out = x.permute(order)
+    out = out.reshape(math.prod(lead[:-1]), *(lead[-1:] or [1]), *out.shape[len(others) :])
     back = [order.index(d) for d in range(x.dim())]
     return (
         out,
-        back,
+        (lead, back),
         [int(sizes[d]) for d in space],
         [int(strides[d]) for d in space],
         [(int(pads[d][0]), int(pads[d][1])) for d in space],

@@ -105,10 +105,11 @@ class _TracedModule(nn.Module):
             )
             for at, full in enumerate(array_leaf.names):
                 shape = array_leaf.shape[1:] if array_leaf.stacked else array_leaf.shape
-                # Memory that is never written takes none: values do not matter here.
+                # Memory that is never written takes none: the values of trained weights do not matter here.
                 tensor = torch.empty(shape, dtype=torch_type(array_leaf.dtype))
                 if array is not None:
                     self.given[full] = array[at] if array_leaf.stacked else array
+                    tensor = tensor if tensor.is_floating_point() else self.given[full]
                 self._own[full] = self._register(full, tensor)
 
     def _register(self, full: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,40 +16,116 @@ from unity_ir.frontends.jax.values import Operand, to_torch
 
 Tensor: TypeAlias = torch.Tensor
 
-_WINDOWS = "it picks windows at places that depend on data; pick single positions"
-
+_LIMITS = (np.iinfo(np.int32).min, np.iinfo(np.int64).min)
+"""What JAX fills in for integers, unless it is given a number."""
 
 Columns: TypeAlias = "Sequence[Operand]"
 """Indices: for each dim that they are of an array of positions, all of one shape."""
 
 
 def gather(eqn: Any, x: Operand, columns: Columns) -> Tensor:
-    """`lax.gather` that picks single positions along some dims, and all of the others; ids must be in range."""
-    dims, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    source = to_torch(x)
-    picked, batch = list(map(int, dims.start_index_map)), list(map(int, dims.operand_batching_dims))
-    others = [d for d in range(source.dim()) if d not in (*picked, *batch)]
-    if any(sizes[d] != source.shape[d] for d in others) or any(sizes[d] != 1 for d in (*picked, *batch)):
+    """
+    `lax.gather`: picks positions, or windows, along some dims, and all of the others; ids must be in range, but for
+    `mode="clip"`, and for `mode="fill"` with a number to fill in.
+    """
+    dims, sizes = eqn.params["dimension_numbers"], list(map(int, eqn.params["slice_sizes"]))
+    source, shape = to_torch(x), tuple(eqn.outvars[0].aval.shape)
+    if all(isinstance(c, np.ndarray) and c.ndim == 0 for c in columns) and not dims.operand_batching_dims:
         return _window(eqn, source, columns)
-    shape = tuple(eqn.outvars[0].aval.shape)
+    batch = list(map(int, dims.operand_batching_dims))
+    at = _in_range(eqn, dict(zip(map(int, dims.start_index_map), columns, strict=True)), source, sizes)
+    if any(size != source.shape[d] for d, size in enumerate(sizes) if d not in (*at.starts, *batch)):
+        raise UnityError("it cuts dims that it picks nothing along; cut them before")
     of_batch = [_own_positions(columns[0], int(d)) for d in dims.start_indices_batching_dims]
-    if "CLIP" in str(eqn.params.get("mode")).upper():
-        columns = [to_torch(c).clamp(0, source.shape[d] - 1) for c, d in zip(columns, picked, strict=True)]
-    at = dict(zip((*batch, *picked), (*of_batch, *columns), strict=True))
-    if not others and (along := _along(source, [at[d] for d in range(source.dim())])) is not None:
-        return along.reshape(shape)
-    if picked == [0] and not batch and source.dim() == 2:
-        found = torch.nn.functional.embedding(to_torch(columns[0]), source)
+    kept = [d for d in range(source.dim()) if d not in (*dims.collapsed_slice_dims, *batch)]
+    windows = [d for d in kept if d in at.starts and sizes[d] > 1]
+    if at.inside is None and not windows:
+        every = dict(zip(batch, of_batch, strict=True)) | at.starts
+        whole = len(every) == source.dim()
+        along = _along(source, [every[d] for d in range(source.dim())]) if whole else None
+        if along is not None:
+            return along.reshape(shape)
+    others = [d for d in range(source.dim()) if d not in (*at.starts, *batch)]
+    places = dict(zip(batch, (_before(c, len(windows)) for c in of_batch), strict=True))
+    places |= {d: _spread(c, windows, d, sizes[d]) for d, c in at.starts.items()}
+    if [*at.starts] == [0] and not batch and not windows and source.dim() == 2:
+        found = torch.nn.functional.embedding(to_torch(at.starts[0]), source)
     else:
-        found = source.permute(*at, *others)[tuple(to_torch(c).long() for c in at.values())]
-    # [places.., others..]: single positions that are kept as dims of size 1 are reshaped in.
+        found = source.permute(*places, *others)[_positions(places.values())]
+    # [places.., windows.., others..]: the dims that are kept in their order; those of size 1 are reshaped in.
+    lead = found.dim() - len(windows) - len(others)
+    inner = [*windows, *others]
+    found = found.permute(*range(lead), *(lead + inner.index(d) for d in sorted(inner)))
     offsets = [int(d) for d in dims.offset_dims]
     rest = [d for d in range(len(shape)) if d not in offsets]
     order = [0] * len(shape)
     for place, dim in enumerate((*rest, *offsets)):
         order[dim] = place
     wide = found.reshape(*(shape[d] for d in rest), *(shape[d] for d in offsets))
+    if at.inside is not None:
+        inside = at.inside.reshape(*at.inside.shape, *(1,) * len(offsets))
+        wide = torch.where(inside, wide, torch.full((), at.fill).to(wide.dtype))
     return wide.permute(order)
+
+
+def _positions(columns: Iterable[Operand]) -> tuple[Tensor, ...]:
+    """Return positions as tensors of at least one dim: a lone number would be read by the export."""
+    found = [to_torch(c).long() for c in columns]
+    return tuple(c.unsqueeze(0) for c in found) if all(c.dim() == 0 for c in found) else tuple(found)
+
+
+@dataclass(frozen=True)
+class _Starts:
+    """Where slices of a tensor begin."""
+
+    starts: dict[int, Operand]
+    """By dim of the tensor, without those of which a slice has all."""
+    inside: Tensor | None = None
+    """Whether a slice is within the tensor, where `fill` takes its place if not; None if all are."""
+    fill: float = 0.0
+
+
+def _in_range(eqn: Any, starts: Mapping[int, Operand], source: Tensor, sizes: Sequence[int]) -> _Starts:
+    """
+    Return where slices of `sizes` begin, kept within the tensor as the equation's mode has it. Those that depend on
+    data are taken to be there. Raises `UnityError` for known ones that are not.
+    """
+    mode, fill = str(eqn.params.get("mode")).upper(), eqn.params.get("fill_value")
+    lasts = {d: source.shape[d] - sizes[d] for d in starts}
+    if "CLIP" in mode:
+        return _Starts({d: _clipped(c, lasts[d]) for d, c in starts.items() if lasts[d]})
+    out = {d: c for d, c in starts.items() if isinstance(c, np.ndarray) and np.any((c < 0) | (c > lasts[d]))}
+    fill = math.nan if fill is None or fill in _LIMITS else float(fill)
+    if (
+        "FILL" in mode
+        and not math.isnan(fill)
+        and (out or any(isinstance(c, Tensor) for d, c in starts.items() if lasts[d]))
+    ):
+        given = {d: to_torch(c) for d, c in starts.items()}
+        inside = torch.stack([(c >= 0) & (c <= lasts[d]) for d, c in given.items()]).all(0)
+        return _Starts({d: _clipped(c, lasts[d]) for d, c in starts.items()}, inside, fill)
+    for dim, column in out.items():
+        wrong = column[(column < 0) | (column > lasts[dim])].reshape(-1)[0]
+        raise UnityError(f"position {wrong} is out of range of dim {dim}, which has {source.shape[dim]}")
+    return _Starts({d: c for d, c in starts.items() if lasts[d] or sizes[d] == 1})
+
+
+def _clipped(column: Operand, last: int) -> Operand:
+    return np.clip(column, 0, last) if isinstance(column, np.ndarray) else column.clamp(0, last)
+
+
+def _before(column: Operand, count: int) -> Operand:
+    """Return positions with as many dims of size 1 after their own."""
+    return column.reshape((*column.shape, *(1,) * count))
+
+
+def _spread(column: Operand, windows: Sequence[int], dim: int, size: int) -> Operand:
+    """Return the positions [places.., windows..] along a dim of slices that begin at positions [places..]."""
+    wide = _before(column, len(windows))
+    if dim not in windows:
+        return wide
+    within = np.arange(size).reshape([-1 if d == dim else 1 for d in windows])
+    return wide + within if isinstance(wide, np.ndarray) else wide + to_torch(within)
 
 
 def _along(source: Tensor, columns: Columns) -> Tensor | None:
@@ -90,16 +168,16 @@ def _own_positions(column: Operand, axis: int) -> np.ndarray[Any, Any]:
 
 
 def _window(eqn: Any, source: Tensor, columns: Columns) -> Tensor:
-    """Return the one window that a gather picks at known places."""
-    dims, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-    if not all(isinstance(c, np.ndarray) and c.ndim == 0 for c in columns) or dims.operand_batching_dims:
-        raise UnityError(_WINDOWS)
-    for dim, start in zip(dims.start_index_map, columns, strict=True):
-        size = int(sizes[dim])
-        source = source.narrow(int(dim), int(np.clip(start, 0, source.shape[dim] - size)), size)
+    """Return the one slice that a gather picks at known places."""
+    dims, sizes = eqn.params["dimension_numbers"], list(map(int, eqn.params["slice_sizes"]))
+    at = _in_range(eqn, dict(zip(map(int, dims.start_index_map), columns, strict=True)), source, sizes)
+    if at.inside is not None:
+        raise UnityError("it picks one slice, which is out of range; leave it out")
+    for dim, start in at.starts.items():
+        source = source.narrow(dim, int(start), sizes[dim])
     for dim in range(source.dim()):
-        source = source.narrow(dim, 0, int(sizes[dim]))
-    return source.reshape(eqn.outvars[0].aval.shape)
+        source = source.narrow(dim, 0, sizes[dim])
+    return source.reshape(tuple(eqn.outvars[0].aval.shape))
 
 
 def dynamic_slice(eqn: Any, x: Operand, *starts: Operand) -> Tensor:
@@ -129,49 +207,80 @@ def dynamic_update_slice(eqn: Any, x: Operand, update: Operand, *starts: Operand
 
 def scatter(eqn: Any, x: Operand, columns: Columns, updates: Operand) -> Tensor:
     """`x.at[indices].set(updates)`."""
-    return _put(eqn, x, columns, updates, False)
+    return _put(eqn, x, columns, updates)
 
 
 def scatter_add(eqn: Any, x: Operand, columns: Columns, updates: Operand) -> Tensor:
     """`x.at[indices].add(updates)`."""
-    return _put(eqn, x, columns, updates, True)
+    return _put(eqn, x, columns, updates, torch.add)
 
 
-def _put(eqn: Any, x: Operand, columns: Columns, updates: Operand, adds: bool) -> Tensor:
+def scatter_sub(eqn: Any, x: Operand, columns: Columns, updates: Operand) -> Tensor:
+    """`x.at[indices].subtract(updates)`."""
+    return _put(eqn, x, columns, -to_torch(updates), torch.add)
+
+
+def scatter_mul(eqn: Any, x: Operand, columns: Columns, updates: Operand) -> Tensor:
+    """`x.at[indices].multiply(updates)`, at known places."""
+    return _put(eqn, x, columns, updates, torch.mul)
+
+
+def scatter_min(eqn: Any, x: Operand, columns: Columns, updates: Operand) -> Tensor:
+    """`x.at[indices].min(updates)`, at known places."""
+    return _put(eqn, x, columns, updates, torch.minimum)
+
+
+def scatter_max(eqn: Any, x: Operand, columns: Columns, updates: Operand) -> Tensor:
+    """`x.at[indices].max(updates)`, at known places."""
+    return _put(eqn, x, columns, updates, torch.maximum)
+
+
+def _put(eqn: Any, x: Operand, columns: Columns, updates: Operand, combine: Any = None) -> Tensor:
+    """
+    Put slices into a tensor: in place of what is there, or of `combine` (what is there, slice). Raises `UnityError`
+    where others than sums are combined at places that depend on data, or are there twice.
+    """
     dims = eqn.params["dimension_numbers"]
     source, new = to_torch(x), to_torch(updates)
+    batch, inserted = list(map(int, dims.operand_batching_dims)), list(map(int, dims.inserted_window_dims))
+    kept = [d for d in range(source.dim()) if d not in (*inserted, *batch)]
+    of_kept = dict(zip(kept, map(int, dims.update_window_dims), strict=True))
+    sizes = [new.shape[of_kept[d]] if d in of_kept else 1 for d in range(source.dim())]
     picked = list(map(int, dims.scatter_dims_to_operand_dims))
-    batch = list(map(int, dims.operand_batching_dims))
-    inserted = list(map(int, dims.inserted_window_dims))
-    others = [d for d in range(source.dim()) if d not in (*picked, *batch)]
-    windows = list(map(int, dims.update_window_dims))
-    whole = [d for d in range(source.dim()) if d not in (*inserted, *batch)]
-    if any(new.shape[w] != source.shape[d] for w, d in zip(windows, whole, strict=True) if d in others):
-        raise UnityError("it places windows; place single positions, or use lax.dynamic_update_slice")
-    single = [w for w, d in zip(windows, whole, strict=True) if d in picked]
-    if any(new.shape[w] != 1 for w in single):
-        if all(isinstance(c, np.ndarray) and c.ndim == 0 for c in columns) and not batch and not inserted:
-            return _put_window(source, new, picked, columns, adds)
-        raise UnityError("it places windows; place single positions, or use lax.dynamic_update_slice")
-    rest = [d for d in range(new.dim()) if d not in windows]
-    new = new.permute(*rest, *(w for w in windows if w not in single), *single)
-    new = new.reshape(new.shape[: new.dim() - len(single)])
+    if any(sizes[d] != source.shape[d] for d in kept if d not in picked):
+        raise UnityError("it writes to a part of a dim that it has no position along; write to all of it")
+    starts = _in_range(eqn, dict(zip(picked, columns, strict=True)), source, sizes).starts
+    windows = [d for d in kept if d in starts and sizes[d] > 1]
+    others = [d for d in range(source.dim()) if d not in (*starts, *batch)]
     of_batch = [_own_positions(columns[0], int(d)) for d in dims.scatter_indices_batching_dims]
-    at = [to_torch(c).long() for c in (*of_batch, *columns)]
-    order = [*batch, *picked, *others]
+    places = dict(zip(batch, (_before(c, len(windows)) for c in of_batch), strict=True))
+    places |= {d: _spread(c, windows, d, sizes[d]) for d, c in starts.items()}
+    single = [of_kept[d] for d in kept if d in starts and sizes[d] == 1]
+    rest = [d for d in range(new.dim()) if d not in of_kept.values()]
+    new = new.permute(*rest, *(of_kept[d] for d in (*windows, *others)), *single)
+    new = new.reshape(new.shape[: new.dim() - len(single)])
+    if not places:
+        return new if combine is None else combine(source, new)
+    order = [*places, *others]
     moved = source.permute(order)
-    out = moved.index_put(tuple(at), new, accumulate=adds)
+    at = _positions(places.values())
+    if all(c.ndim == 0 for c in places.values()):
+        new = new.unsqueeze(0)
+    if combine not in (None, torch.add):
+        _check_once(list(places.values()))
+        new = combine(moved[at], new)
+    out = moved.index_put(at, new, accumulate=combine is torch.add)
     back = [0] * len(order)
     for place, dim in enumerate(order):
         back[dim] = place
     return out.permute(back)
 
 
-def _put_window(source: Tensor, new: Tensor, picked: Sequence[int], starts: Any, adds: bool) -> Tensor:
-    places = [slice(None)] * source.dim()
-    for dim, start in zip(picked, starts, strict=True):
-        first = int(np.clip(start, 0, source.shape[dim] - new.shape[dim]))
-        places[dim] = slice(first, first + new.shape[dim])
-    out = source.clone()
-    out[tuple(places)] = out[tuple(places)] + new if adds else new
-    return out
+def _check_once(places: Sequence[Operand]) -> None:
+    """Raise `UnityError` unless positions are known and all different."""
+    known = [c for c in places if isinstance(c, np.ndarray)]
+    if len(known) != len(places):
+        raise UnityError("it combines at places that depend on data; write the sum of one-hot products, or sort")
+    rows = np.stack([c.reshape(-1) for c in np.broadcast_arrays(*known)], -1)
+    if len(np.unique(rows, axis=0)) != len(rows):
+        raise UnityError("it combines several updates at one place; reduce them before")

@@ -33,7 +33,7 @@ def _same(jax_function: Callable[..., Any], function: Function) -> Callable[[Any
 def _text_of(function: Callable[..., Any], primitive: str, types: tuple[tuple[Any, Any], ...]) -> str | None:
     try:
         made = jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in types))
-    except TypeError:
+    except (TypeError, ValueError):
         return None
     return next((_text(eqn) for eqn in made.jaxpr.eqns if eqn.primitive.name == primitive), None)
 
@@ -62,3 +62,6 @@ KNOWN: Mapping[str, Sequence[Callable[[Any], Function | None]]] = {
     "logaddexp": [_same(jnp.logaddexp, _logaddexp)],
 }
 """By the name of the call."""
+
+WITH_NUMBER = ("elu", "leaky_relu")
+"""Names of calls whose operands after the first are numbers in PyTorch, so must be known."""

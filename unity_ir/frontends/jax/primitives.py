@@ -15,7 +15,17 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.jax.convolutions import convolution, window_max, window_min, window_sum
-from unity_ir.frontends.jax.indexing import dynamic_slice, dynamic_update_slice, gather, scatter, scatter_add
+from unity_ir.frontends.jax.indexing import (
+    dynamic_slice,
+    dynamic_update_slice,
+    gather,
+    scatter,
+    scatter_add,
+    scatter_max,
+    scatter_min,
+    scatter_mul,
+    scatter_sub,
+)
 from unity_ir.frontends.jax.values import Operand, to_torch, torch_type
 
 Tensor: TypeAlias = torch.Tensor
@@ -158,6 +168,18 @@ def _slice(x: Tensor, start_indices: Sequence[int], limit_indices: Sequence[int]
     return x
 
 
+def _stack(eqn: Any, *operands: Operand) -> Tensor:
+    return torch.stack([to_torch(x) for x in operands], int(eqn.params["axis"]))
+
+
+def _tile(x: Tensor, reps: Sequence[int]) -> Tensor:
+    return x.repeat(tuple(map(int, reps)))
+
+
+def _unstack(x: Tensor, axis: int) -> Sequence[Tensor]:
+    return x.unbind(int(axis))
+
+
 def _split(x: Tensor, sizes: Sequence[int], axis: int) -> Sequence[Tensor]:
     return torch.split(x, [int(s) for s in sizes], int(axis))
 
@@ -234,7 +256,7 @@ def _product(a: Tensor, b: Tensor, summed: Dims, both: Dims) -> Tensor:
         b = b.permute(*both[1], *b_sum, *b_own).reshape(*lead, sums, width)
     else:
         b = b.permute(*both[1], *b_own, *b_sum).reshape(*lead, width, sums).transpose(-1, -2)
-    return torch.matmul(a, b).reshape(*lead, *rows, *columns)
+    return torch.matmul(a, b).reshape((*lead, *rows, *columns))
 
 
 def _outer(a: Tensor, b: Tensor, both: Any, own: Any) -> Tensor:
@@ -249,7 +271,10 @@ def _outer(a: Tensor, b: Tensor, both: Any, own: Any) -> Tensor:
 # Reductions
 
 
-def _reduction(function: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Mapped:
+_Reduced: TypeAlias = Callable[[Tensor, tuple[int, ...]], Tensor]
+
+
+def _reduction(function: _Reduced) -> Mapped:
     def of(eqn: Any, x: Operand) -> Tensor:
         axes = tuple(map(int, eqn.params["axes"]))
         return function(to_torch(x), axes) if axes else to_torch(x)
@@ -257,11 +282,18 @@ def _reduction(function: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Mapped:
     return of
 
 
-def _dim_by_dim(function: Callable[[Tensor, int], Tensor]) -> Callable[[Tensor, tuple[int, ...]], Tensor]:
+def _dim_by_dim(function: Callable[[Tensor, int], Tensor]) -> _Reduced:
     def of(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         for axis in sorted(axes, reverse=True):
             x = function(x, axis)
         return x
+
+    return of
+
+
+def _of_bools(of_bools: _Reduced, of_numbers: _Reduced) -> _Reduced:
+    def of(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return (of_bools if x.dtype == torch.bool else of_numbers)(x, axes)
 
     return of
 
@@ -363,6 +395,9 @@ PRIMITIVES: Mapping[str, Mapped] = {
     "le": _pointwise(torch.le),
     "gt": _pointwise(torch.gt),
     "ge": _pointwise(torch.ge),
+    "eq_to": _pointwise(torch.eq),
+    "lt_to": _pointwise(torch.lt),
+    "le_to": _pointwise(torch.le),
     "select_n": _select,
     "clamp": _pointwise(_clamp),
     "convert_element_type": _convert,
@@ -370,6 +405,7 @@ PRIMITIVES: Mapping[str, Mapped] = {
     "stop_gradient": _pointwise(_stop_gradient),
     "copy": _same,
     "copy_p": _same,
+    "device_put": _same,
     "name": _same,
     "optimization_barrier": _same,
     "sharding_constraint": _same,
@@ -383,12 +419,15 @@ PRIMITIVES: Mapping[str, Mapped] = {
     "concatenate": _concatenate,
     "slice": _with(_slice),
     "split": _with(_split),
+    "stack": _stack,
+    "unstack": _with(_unstack),
+    "tile": _with(_tile),
     "pad": _pad,
     "dot_general": _dot_general,
     "conv_general_dilated": convolution,
     "reduce_sum": _reduction(torch.sum),
-    "reduce_max": _reduction(torch.amax),
-    "reduce_min": _reduction(torch.amin),
+    "reduce_max": _reduction(_of_bools(_dim_by_dim(torch.any), torch.amax)),
+    "reduce_min": _reduction(_of_bools(_dim_by_dim(torch.all), torch.amin)),
     "reduce_prod": _reduction(_dim_by_dim(torch.prod)),
     "reduce_and": _reduction(_dim_by_dim(torch.all)),
     "reduce_or": _reduction(_dim_by_dim(torch.any)),
@@ -409,6 +448,10 @@ PRIMITIVES: Mapping[str, Mapped] = {
     "scatter": scatter,
     "scatter-add": scatter_add,
     "scatter_add": scatter_add,
+    "scatter-sub": scatter_sub,
+    "scatter-mul": scatter_mul,
+    "scatter-min": scatter_min,
+    "scatter-max": scatter_max,
     **dict.fromkeys(("psum", "psum2", "all_gather", "all_to_all", "ppermute", "axis_index"), _refuse(_COLLECTIVE)),
 }
 """By the primitive's name."""

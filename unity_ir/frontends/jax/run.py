@@ -20,7 +20,7 @@ from jax.extend import core
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.jax.attention import attention_of
-from unity_ir.frontends.jax.known import KNOWN
+from unity_ir.frontends.jax.known import KNOWN, WITH_NUMBER
 from unity_ir.frontends.jax.primitives import PRIMITIVES, swapped_product
 from unity_ir.frontends.jax.random import DRAWS, RandomKey
 from unity_ir.frontends.jax.trace import CALLS
@@ -29,6 +29,9 @@ from unity_ir.frontends.report import Report, one_line
 from unity_ir.frontends.torch.export import short_path
 
 Values = list[Any]
+
+SAY_ONLY = ("debug_callback", "debug_print")
+"""Primitives that show values and have no results."""
 
 
 class StackedWeight:
@@ -89,6 +92,8 @@ class JaxprRunner:
 
     def _equation(self, eqn: Any, scope: _Scope) -> Values:
         name, operands = eqn.primitive.name, [scope.value(v) for v in eqn.invars]
+        if name in SAY_ONLY:
+            return []
         if (called := self.call(eqn, operands)) is not None:
             return called
         if any(isinstance(v, RandomKey) for v in operands):
@@ -106,7 +111,7 @@ class JaxprRunner:
         name = eqn.primitive.name
         if (mean := self._mean(eqn, operands)) is not None:
             return [mean]
-        if name in ("gather", "scatter", "scatter-add", "scatter_add"):
+        if name == "gather" or name.startswith("scatter"):
             columns: Any = scope.columns(eqn.invars[1])
             operands = [operands[0], columns, *operands[2:]]
         if name == "dot_general" and scope.is_swapped(eqn):
@@ -150,7 +155,9 @@ class JaxprRunner:
         if name == "jit" and label in DRAWS and any(isinstance(v, RandomKey) for v in operands):
             return [DRAWS[label](eqn, *operands)]
         if name in ("jit", "custom_jvp_call") and any(isinstance(v, torch.Tensor) for v in operands):
-            for find in KNOWN.get(str(params.get("name") or _custom_name(eqn)), ()):
+            called = str(params.get("name") or _custom_name(eqn))
+            fits = called not in WITH_NUMBER or all(map(is_known, operands[1:]))
+            for find in KNOWN.get(called, ()) if fits else ():
                 if (function := find(eqn)) is not None:
                     return [function(*map(to_torch, operands))]
         attention = attention_of(label) if name == "jit" else None
@@ -330,7 +337,8 @@ def _at(value: Any, at: int) -> Any:
         return value.slices[at]
     if isinstance(value, RandomKey):
         return value
-    return value[at]
+    # An element of a NumPy vector is a number, and no array.
+    return np.asarray(value[at]) if isinstance(value, np.ndarray) else value[at]
 
 
 def _stacked(values: Sequence[Any]) -> Any:

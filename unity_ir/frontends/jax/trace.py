@@ -109,6 +109,7 @@ def trace(loss: Callable[..., Any], arguments: Sequence[Any]) -> LossTrace:
     named = [ArrayLeaf(name, leaf.array) for name, leaf in zip(names, (*weight_leaves, *batch_leaves), strict=True)]
     own, given = named[: len(weight_leaves)], named[len(weight_leaves) :]
     variables = jaxpr.jaxpr.invars
+    _check_weights(own, jaxpr.jaxpr)
     own = [
         ArrayLeaf(leaf.name, leaf.array, leaf.shape[:1] > (1,) and _only_scanned(jaxpr.jaxpr, variable))
         for leaf, variable in zip(own, variables, strict=False)
@@ -170,6 +171,19 @@ def _struct(array: Any) -> jax.ShapeDtypeStruct:
 
 def _name(loss: Callable[..., Any]) -> str:
     return re.sub(r"\W+", "_", getattr(loss, "__name__", type(loss).__name__)).strip("_") or "loss"
+
+
+def _check_weights(leaves: Sequence[ArrayLeaf], jaxpr: core.Jaxpr) -> None:
+    """Raise `UnityError` for keys of random numbers among the weights, and integers that are read but not given."""
+    read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars}
+    for leaf, variable in zip(leaves, jaxpr.invars, strict=False):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise UnityError(
+                f"--from-jax: {leaf.name} of the weights is a key of random numbers; give it with the batch"
+            )
+        is_shape = isinstance(leaf.array, jax.ShapeDtypeStruct) and not jnp.issubdtype(leaf.dtype, jnp.floating)
+        if is_shape and id(variable) in read:
+            raise UnityError(f"--from-jax: {leaf.name} of the weights is {leaf.dtype}: a constant; give its values")
 
 
 def _only_scanned(jaxpr: core.Jaxpr, variable: Any) -> bool:

@@ -95,7 +95,8 @@ class LossStep:
         given = {n: x for n, x in named.items() if n in self.step.weights}
         buffers = {n: x for n, x in named.items() if n in self.step.buffers}
         found = self.step(given, {n: x for n, x in inputs.items() if n in self.step.inputs}, buffers)
-        gradients = self._tree(found.gradients, lambda name: jnp.zeros_like(named[name]))
+        with jax.enable_x64(True):
+            gradients = self._tree(found.gradients, lambda name: jnp.zeros_like(named[name]))
         return StepTrees(found.loss, gradients, found.buffers)
 
     def lower(self, platform: str | None = None) -> jax.stages.Lowered:
@@ -111,8 +112,11 @@ class LossStep:
         found: dict[str, Any] = {}
         for names, value in zip(self._trees.weight_names, _parts(self._trees.weights, weights, "weights"), strict=True):
             is_one = len(names) == 1 and not isinstance(value, tuple | list)
-            if not is_one and len(value) != len(names):
-                raise UnityError(f"jax: {names[0]} and its like are {len(value)}; the plan has {len(names)}")
+            if isinstance(value, jax.ShapeDtypeStruct):
+                raise UnityError(f"jax: {names[0]} is only a shape; give an array")
+            count = len(value) if isinstance(value, tuple | list) else (*getattr(value, "shape", ()), 1)[0]
+            if not is_one and count != len(names):
+                raise UnityError(f"jax: {names[0]} and its like are {count}; the plan has {len(names)}")
             found.update({names[0]: value} if is_one else dict(zip(names, value, strict=True)))
         return {name: self._shaped(name, array) for name, array in found.items()}
 

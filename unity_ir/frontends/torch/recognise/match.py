@@ -35,7 +35,17 @@ def uncast(value: Value) -> Value:
 
 
 def unshaped(value: Value) -> Value:
-    """Return what a value was made of by reshapes, expansions and `detach`."""
+    """Return what a value was made of by reshapes and expansions."""
+    while value.node.op in ("reshape", "expand"):
+        (value,) = value.node.operands
+    return value
+
+
+def undetached(value: Value) -> Value:
+    """
+    Return what a value was made of by reshapes, expansions and `detach`: for values that the result does not depend on,
+    such as the maximum that a softmax takes off.
+    """
     while value.node.op in ("reshape", "expand", "detach"):
         (value,) = value.node.operands
     return value
@@ -49,12 +59,20 @@ def unbroadcast(value: Value) -> Value:
     return inner if len(inner.shape) == 1 and value.shape == (*(1,) * (len(value.shape) - 1), *inner.shape) else value
 
 
-def reduced_last(value: Value, name: str) -> Value | None:
+def fits_rows(value: Value, x: Value) -> bool:
+    """
+    Return whether a value has one element for each row of `x` and, next to `x`, is broadcast along rows: [.., 1]. One
+    of [..] would be broadcast along columns.
+    """
+    return value.shape == (*x.shape[:-1], 1) or (len(x.shape) == 1 and value.shape == ())
+
+
+def reduced_last(value: Value, name: str, detached: bool = False) -> Value | None:
     """
     Return the x of which a value [.., 1] or [..] is the reduction over the last dim, by the graph operator called
-    `name`; None if it is not one.
+    `name`; None if it is not one. With `detached`, no gradient need flow through the value.
     """
-    inner = unshaped(value)
+    inner = undetached(value) if detached else unshaped(value)
     for x in made_by(inner, name):
         is_last = inner.node.attribute("dim") == len(x.shape) - 1 and inner.shape == x.shape[:-1]
         if is_last and value.shape in (inner.shape, (*inner.shape, 1)):

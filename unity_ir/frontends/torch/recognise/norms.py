@@ -5,7 +5,7 @@ the last of the pattern, and returns the one operator that computes it, or None.
 
 from __future__ import annotations
 
-from unity_ir.frontends.torch.recognise.match import made_by, number_of, reduced_last, unbroadcast, unshaped
+from unity_ir.frontends.torch.recognise.match import fits_rows, made_by, number_of, reduced_last, unbroadcast, unshaped
 from unity_ir.frontends.torch.values import op
 from unity_ir.pcg.graph import Value
 
@@ -20,7 +20,9 @@ def rms_norm(normal: Value, weight: Value) -> Value | None:
         for mean in made_by(root, "rsqrt"):
             mean, eps = number_of(mean, "shift", "by") or (mean, 0.0)
             square = reduced_last(mean, "reduce_mean")
-            if square is not None and made_by(square, "square") == (x,) and weight.shape == x.shape[-1:]:
+            if square is None or made_by(square, "square") != (x,) or not fits_rows(root, x):
+                continue
+            if weight.shape == x.shape[-1:]:
                 return op("rms_norm", x, weight, eps=eps)
     return None
 
@@ -31,14 +33,18 @@ def layer_norm(scaled: Value, bias: Value) -> Value | None:
     sqrt(variance + eps) * weight` in any order, with moments over the last dim, and `weight` and `bias` are [size of
     that dim]. The variance is the mean of squares of what is left of the mean, or what they are above its square.
     """
-    factors, bias = _factors(scaled), unbroadcast(bias)
+    bias = unbroadcast(bias)
+    factors, divisors = _factors(scaled)
     weights = [f for f in factors if f.shape == bias.shape and f.node.op == "weight"]
-    roots = [(f, found) for f in factors if (found := _inverse_deviation(f)) is not None]
-    if len(factors) != 3 or len(weights) != 1 or len(roots) != 1:
+    roots = [(f, found) for f in factors for found in _shifted(f, "rsqrt")]
+    roots += [(f, found) for f in divisors for found in _shifted(f, "sqrt")]
+    if len(factors) + len(divisors) != 3 or len(weights) != 1 or len(roots) != 1:
         return None
     (weight,), ((root, (moment, eps)),) = weights, roots
     (centred,) = (f for f in factors if f not in (weight, root))
     for x, mean in _pairs(centred, "sub"):
+        if not fits_rows(mean, x) or not fits_rows(root, x):
+            continue
         if reduced_last(mean, "reduce_mean") == x and _is_variance(moment, x, centred):
             return op("layer_norm", x, weight, bias, eps=eps) if bias.shape == x.shape[-1:] else None
     return None
@@ -50,20 +56,22 @@ def _pairs(value: Value, name: str) -> list[tuple[Value, Value]]:
     return [(operands[0], operands[1])] if len(operands) == 2 else []
 
 
-def _factors(value: Value) -> list[Value]:
-    """Return the factors of a product; of a quotient by a root, what is divided and the quotient's `sqrt`."""
+def _factors(value: Value) -> tuple[list[Value], list[Value]]:
+    """Return the factors of a product, and the roots `sqrt` that it, or a factor, is divided by."""
     for x, y in _pairs(value, "mul"):
-        return [*_factors(x), *_factors(y)]
+        (factors, divisors), (more, others) = _factors(x), _factors(y)
+        return [*factors, *more], [*divisors, *others]
     for x, y in _pairs(value, "div"):
-        return [*_factors(x), y] if y.node.op == "sqrt" else [value]
-    return [unbroadcast(value)]
+        if y.node.op == "sqrt":
+            factors, divisors = _factors(x)
+            return factors, [*divisors, y]
+    return [unbroadcast(value)], []
 
 
-def _inverse_deviation(factor: Value) -> tuple[Value, float] | None:
-    """Return (variance, eps) of a factor `rsqrt(variance + eps)`, or of the divisor `sqrt(variance + eps)`."""
-    for inner in (*made_by(factor, "rsqrt"), *made_by(factor, "sqrt")):
-        return number_of(inner, "shift", "by")
-    return None
+def _shifted(root: Value, name: str) -> list[tuple[Value, float]]:
+    """Return (variance, eps) of a root of `variance + eps` by the graph operator called `name`, in a list; else []."""
+    found = [number_of(inner, "shift", "by") for inner in made_by(root, name)]
+    return [f for f in found if f is not None]
 
 
 def _is_variance(moment: Value, x: Value, centred: Value) -> bool:
@@ -72,7 +80,7 @@ def _is_variance(moment: Value, x: Value, centred: Value) -> bool:
         return made_by(square, "square") == (centred,) or made_by(square, "mul") == (centred, centred)
     for squares, of_mean in _pairs(_above_zero(unshaped(moment)), "sub"):
         inner = reduced_last(squares, "reduce_mean")
-        is_second = inner is not None and made_by(inner, "square") == (x,)
+        is_second = inner is not None and made_by(inner, "square") == (x,) and squares.shape == of_mean.shape
         return is_second and any(reduced_last(m, "reduce_mean") == x for m in made_by(of_mean, "square"))
     return False
 
@@ -90,7 +98,7 @@ def softmax(numerator: Value, denominator: Value) -> Value | None:
     Return a softmax over the last dim that computes the quotient of `exp(x - m)` and its sum, where `m` is the maximum
     of x over that dim, or 0; None for another quotient.
     """
-    if reduced_last(denominator, "reduce_sum") != numerator:
+    if reduced_last(denominator, "reduce_sum") != numerator or not fits_rows(denominator, numerator):
         return None
     for inner in made_by(numerator, "exp"):
         return op("softmax", _unshifted(inner))
@@ -114,6 +122,6 @@ def log_softmax(shifted: Value, subtrahend: Value) -> Value | None:
 def _unshifted(shifted: Value) -> Value:
     """Return the x of a difference `x - max(x)`, with the maximum over the last dim; the value itself for others."""
     for x, most in _pairs(shifted, "sub"):
-        if reduced_last(most, "reduce_max") == x and most.shape == (*x.shape[:-1], 1):
+        if reduced_last(most, "reduce_max", detached=True) == x and most.shape == (*x.shape[:-1], 1):
             return x
     return shifted
