@@ -116,6 +116,7 @@ OPT = (
     *(
         "--model",
         "--from-torch",
+        "--from-jax",
         "--weights-out",
         "--mixed-precision",
         "--search",
@@ -123,7 +124,19 @@ OPT = (
         "--machine",
         "--profile",
     ),
-    *("--derivation-out", "--trace", "--timeline", "--report", "--against", "-t", "-p", "-f", "--target", "--passes"),
+    *(
+        "--derivation-out",
+        "--trace",
+        "--timeline",
+        "--chakra",
+        "--report",
+        "--against",
+        "-t",
+        "-p",
+        "-f",
+        "--target",
+        "--passes",
+    ),
 )
 OPT_FLAGS = (
     *("--stats", "--baselines", "--print-op-generic", "--split-input-file", "--verify-diagnostics", "-h"),

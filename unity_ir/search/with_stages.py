@@ -122,11 +122,11 @@ def run_with_stages(
         return replace(found, budget=budget)
     is_open = not in_pieces and (stages == "auto" or (stages is None and _may_be_pipeline(graph, machine)))
     pipeline: SearchResult | None = None
+    half = Budget(budget.work / 2, budget.deadline)
     if is_open and micro_batches == 1:
         least = least_unstaged(pipelines.graph, machine, pipelines.optimizer)
         if least.seconds > RECOMPUTES * least.kernels:
             # The other half is left to plans without stages, should pipelines take more.
-            half = Budget(budget.work / 2, budget.deadline)
             with suppress(OutOfBudget, UnityError), within(half):
                 pipeline = pipelines.faster_than(None)
             budget.done += half.done
@@ -148,7 +148,7 @@ def run_with_stages(
     if pipeline is not None:
         if result is not None and not pipelines.is_faster(pipeline, result):
             pipeline = None
-    elif is_open and not (result is not None and result.interrupted):
+    elif is_open and not half.ended and not (result is not None and result.interrupted):
         with suppress(OutOfBudget, KeyboardInterrupt), within(budget):
             pipeline = pipelines.faster_than(result)
     result = result if pipeline is None else replace(pipeline, budget=budget)

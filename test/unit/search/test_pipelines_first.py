@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 from graphs import boxes, with_memory
 
-from unity_ir.budget import OutOfBudget
+from unity_ir.budget import Budget, OutOfBudget, spend, work_done
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import from_text
@@ -66,6 +66,26 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
         else:
             alone = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
             assert alone.graph == both.graph
+
+
+@pytest.mark.slow
+def test_half_of_the_budget_is_left_to_plans_without_stages(monkeypatch: pytest.MonkeyPatch):
+    """Where looking for pipelines ends with their half, the search goes on, and finds what does without stages."""
+    machine = boxes(2, 2, overhead=1e-9, bandwidth=1e10)
+    graph = from_text("mlp,batch=8,hidden=16,layers=3,classes=4")
+    monkeypatch.setattr(with_stages, "RECOMPUTES", 0.0)
+    budgets: list[float] = []
+
+    def endless(*_: object) -> NoReturn:
+        while True:
+            budgets.append(work_done())
+            spend(1e9)
+
+    monkeypatch.setattr(with_stages._Pipelines, "fastest", endless)
+    budget = Budget()
+    found = run_with_stages(graph, machine, optimizer=OPTIMIZER, stages="auto", budget=budget)
+    assert found.graph.pipeline is None
+    assert max(budgets) <= budget.work / 2 <= budget.done < budget.work
 
 
 def test_a_kind_of_recompute_is_not_left_out_of_stages():
