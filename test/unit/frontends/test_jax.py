@@ -13,7 +13,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
 from jax import lax  # noqa: E402
-from jax_models import MODELS, normal, tokens  # noqa: E402
+from jax_models import MODELS, RANDOM, normal, tokens  # noqa: E402
 
 from unity_ir.dialects.convert import from_graph, to_graph  # noqa: E402
 from unity_ir.errors import UnityError  # noqa: E402
@@ -423,6 +423,23 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         "losses_of_jax:other() returned function; it must return (loss, (weights, batch, ..))"
         in capsys.readouterr().err
     )
+
+
+def test_bytes_of_images():
+    """Integers of 8 bits are held in 32: they may be moved and converted, but not computed with."""
+
+    def loss(weights: Any, batch: Any) -> Any:
+        x = batch["image"][:, ::-1].reshape(4, -1).astype(weights["w"].dtype) / 255 - batch["mean"]
+        return jnp.mean(x @ weights["w"])
+
+    image = RANDOM.integers(0, 256, (4, 3, 5)).astype(np.uint8)
+    batch = {"image": image, "mean": np.arange(15, dtype=np.int8)}
+    imported = check(loss, ({"w": normal(15, 2)}, batch))
+    assert {n.name: n.result.type.dtype for n in imported.graph.inputs if n.name in batch} == dict.fromkeys(
+        batch, "i32"
+    )
+    with pytest.raises(UnityError, match="add: integers of 8 or 16 bits, or without a sign, wrap around; convert"):
+        from_jax(lambda w, x: jnp.sum(w * (x + 1)), (normal(5), image[0, 0]))
 
 
 def test_ids_are_not_made_positive():

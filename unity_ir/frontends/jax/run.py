@@ -24,7 +24,7 @@ from unity_ir.frontends.jax.known import KNOWN, WITH_NUMBER
 from unity_ir.frontends.jax.primitives import PRIMITIVES, swapped_product
 from unity_ir.frontends.jax.random import DRAWS, RandomKey
 from unity_ir.frontends.jax.trace import CALLS
-from unity_ir.frontends.jax.values import Operand, fold, is_known, known, to_torch, torch_type
+from unity_ir.frontends.jax.values import MOVES, WIDER, Operand, fold, is_known, known, to_torch, torch_type
 from unity_ir.frontends.report import Report, one_line
 from unity_ir.frontends.torch.export import short_path
 
@@ -104,6 +104,8 @@ class JaxprRunner:
             return fold(eqn, operands)
         if name not in PRIMITIVES:
             raise UnityError("no mapping")
+        if name not in MOVES and any(v.aval.dtype.name in WIDER for v in eqn.outvars):
+            raise UnityError("integers of 8 or 16 bits, or without a sign, wrap around; convert them to int32 before")
         return self.mapped(eqn, [_whole(v) for v in operands], scope)
 
     def mapped(self, eqn: Any, operands: Sequence[Operand], scope: _Scope) -> Values:

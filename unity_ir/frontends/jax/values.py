@@ -5,7 +5,7 @@ Values known at import: NumPy arrays, of which dims that only repeat elements ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -26,6 +26,20 @@ POINTWISE = {
     *("select_n", "convert_element_type", "copy", "exp", "log", "sqrt", "abs", "sign", "floor", "is_finite"),
 }
 """Primitives that compute each element from those at its place, and have no shapes among their parameters."""
+
+
+WIDER: Mapping[str, str] = {
+    **dict.fromkeys(("int8", "uint8", "int16", "uint16"), "int32"),
+    **dict.fromkeys(("uint32", "uint64"), "int64"),
+}
+"""Integer types that the compiler has not, each with the one that its elements are held in."""
+
+MOVES = {
+    *("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "concatenate", "slice", "split"),
+    *("gather", "dynamic_slice", "dynamic_update_slice", "scatter", "select_n", "copy", "stack", "unstack", "tile"),
+    *("stop_gradient", "reduce_max", "reduce_min", "max", "min", "sort", "optimization_barrier"),
+}
+"""Primitives that only move or choose elements: those of a wider type are the same."""
 
 
 def is_known(value: Any) -> bool:
@@ -95,12 +109,17 @@ def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
     dtype = torch_type(array.dtype)
     if dtype == torch.bfloat16:
         return torch.from_numpy(np.array(array).view(np.int16)).view(dtype)
-    return torch.from_numpy(np.array(array))
+    wider = WIDER.get(array.dtype.name)
+    return torch.from_numpy(np.array(array) if wider is None else array.astype(wider))
 
 
 def torch_type(dtype: Any) -> torch.dtype:
-    """Return PyTorch's name of an element type. Raises `UnityError` if it has none."""
+    """
+    Return PyTorch's name of an element type, or that of the one that holds it (`WIDER`). Raises `UnityError` if it has
+    none.
+    """
     name = np.dtype(dtype).name
+    name = WIDER.get(name, name)
     found = getattr(torch, name, None)
     if dtype == ml_dtypes.bfloat16:
         return torch.bfloat16
