@@ -354,3 +354,30 @@ def unusual_weights() -> dict[str, Any]:
         except UnityError as error:
             found[what] = str(error)
     return found
+
+
+def in_program() -> tuple[float, str]:
+    """
+    Plan a loss of JAX on one device; return how far the loss of its program in PyTorch is from it, and what a program
+    without the values of weights says.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    import unity_ir as ui
+
+    def loss(weights: Any, batch: Any) -> Any:
+        return jnp.mean((jnp.tanh(batch["x"] @ weights["w"]) - batch["y"]) ** 2)
+
+    random = np.random.default_rng(0)
+    weights = {"w": random.standard_normal((12, 4)).astype(np.float32)}
+    batch = {n: random.standard_normal((8, size)).astype(np.float32) for n, size in (("x", 12), ("y", 4))}
+    plan = ui.plan(loss, (weights, batch), machine="box:1")
+    with plan.program(kernels="torch", lr=1e-3) as step:
+        off = abs(float(step({n: torch.from_numpy(x) for n, x in batch.items()})) - float(loss(weights, batch)))
+    shapes = {"w": jax.ShapeDtypeStruct((12, 4), jnp.float32)}
+    try:
+        ui.plan(loss, (shapes, batch), machine="box:1").program(kernels="torch", lr=1e-3)
+    except ui.UnityError as error:
+        return off, str(error)
+    return off, ""

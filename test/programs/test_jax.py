@@ -161,6 +161,13 @@ def test_weights_that_are_stacked_or_integers(apart: Apart):
 
 
 @pytest.mark.slow
+def test_a_loss_of_jax_is_trained_by_a_program_of_pytorch(apart: Apart):
+    off, message = apart.run(in_jax.in_program)
+    assert off < 1e-6
+    assert message == "loss: weights: it has no weight 'w'"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS if ALL else ["perceptron"])
 @pytest.mark.parametrize("by", PLANS if ALL else ["joint"])
 def test_annotations_compute_the_same(apart: Apart, planned: MakePlan, model: str, by: str):

@@ -367,7 +367,11 @@ class Plan:
             from unity_ir.api.step import Model, start
         kernels = "triton" if torch.cuda.is_available() else "torch"
         text = self.program_text(**{"kernels": kernels, "evaluate": True, **options})
-        own = None if self.imported is None else {**self.imported.weights, **self.imported.tables}
+        own: dict[str, torch.Tensor] | None = None
+        if self.imported is not None:
+            # Those of which only shapes were given have no values.
+            all_own = {**self.imported.weights, **self.imported.tables}
+            own = {name: tensor for name, tensor in all_own.items() if not tensor.is_meta}
         inputs = tuple(node.name for node in self.graph.inputs)
         return start(Model(self.name, inputs, text, own), weights, seed, backend)
 
