@@ -433,7 +433,8 @@ def plan(
     Raises `UnityError` for options that are wrong or contradict each other, a model that cannot be imported, and a plan
     that does not fit the devices' memory.
     """
-    source = source_of(model, inputs, loss, name, sizes)
+    with _if_installed():
+        source = source_of(model, inputs, loss, name, sizes)
     if precision not in (None, "f32"):
         from unity_ir.passes.mixed_precision import MixedPrecision
 

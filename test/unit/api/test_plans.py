@@ -228,6 +228,10 @@ try:
     plan.program()
 except ui.UnityError as error:
     print(error, file=sys.stderr)
+try:
+    ui.plan(lambda weights, batch: 0.0, ((), ()), machine="2gpu")
+except ui.UnityError as error:
+    print(error, file=sys.stderr)
 from unity_ir.tools.unity_opt import main
 sys.exit(main(["--from-torch=a:b"]))
 """
@@ -237,4 +241,4 @@ sys.exit(main(["--from-torch=a:b"]))
 def test_a_zoo_model_is_planned_and_emitted_without_torch_and_triton():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
     said = "torch is not installed, which this needs; pip install 'unity-ir[torch]'"
-    assert (done.returncode, done.stderr.splitlines()) == (1, [said, f"unity-opt: {said}"])
+    assert (done.returncode, done.stderr.splitlines()) == (1, [said, said, f"unity-opt: {said}"])
