@@ -75,7 +75,7 @@ def _positions(columns: Iterable[Operand]) -> tuple[Tensor, ...]:
 
 
 @dataclass(frozen=True)
-class _Starts:
+class _SliceStarts:
     """Where slices of a tensor begin."""
 
     starts: dict[int, Operand]
@@ -85,7 +85,7 @@ class _Starts:
     fill: float = 0.0
 
 
-def _in_range(eqn: Any, starts: Mapping[int, Operand], source: Tensor, sizes: Sequence[int]) -> _Starts:
+def _in_range(eqn: Any, starts: Mapping[int, Operand], source: Tensor, sizes: Sequence[int]) -> _SliceStarts:
     """
     Return where slices of `sizes` begin, kept within the tensor as the equation's mode has it. Those that depend on
     data are taken to be there. Raises `UnityError` for known ones that are not.
@@ -93,7 +93,7 @@ def _in_range(eqn: Any, starts: Mapping[int, Operand], source: Tensor, sizes: Se
     mode, fill = str(eqn.params.get("mode")).upper(), eqn.params.get("fill_value")
     lasts = {d: source.shape[d] - sizes[d] for d in starts}
     if "CLIP" in mode:
-        return _Starts({d: _clipped(c, lasts[d]) for d, c in starts.items() if lasts[d]})
+        return _SliceStarts({d: _clipped(c, lasts[d]) for d, c in starts.items() if lasts[d]})
     out = {d: c for d, c in starts.items() if isinstance(c, np.ndarray) and np.any((c < 0) | (c > lasts[d]))}
     fill = math.nan if fill is None or fill in _LIMITS else float(fill)
     if (
@@ -103,11 +103,11 @@ def _in_range(eqn: Any, starts: Mapping[int, Operand], source: Tensor, sizes: Se
     ):
         given = {d: to_torch(c) for d, c in starts.items()}
         inside = torch.stack([(c >= 0) & (c <= lasts[d]) for d, c in given.items()]).all(0)
-        return _Starts({d: _clipped(c, lasts[d]) for d, c in starts.items()}, inside, fill)
+        return _SliceStarts({d: _clipped(c, lasts[d]) for d, c in starts.items()}, inside, fill)
     for dim, column in out.items():
         wrong = column[(column < 0) | (column > lasts[dim])].reshape(-1)[0]
         raise UnityError(f"position {wrong} is out of range of dim {dim}, which has {source.shape[dim]}")
-    return _Starts({d: c for d, c in starts.items() if lasts[d] or sizes[d] == 1})
+    return _SliceStarts({d: c for d, c in starts.items() if lasts[d] or sizes[d] == 1})
 
 
 def _clipped(column: Operand, last: int) -> Operand:
