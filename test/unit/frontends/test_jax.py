@@ -370,6 +370,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
         "how often it is run depends on data",
     ),
     (lambda w, x: jnp.sum(lax.psum(w, "i")), "tracing"),
+    (lambda w, x: jnp.sum(lax.cummax(x @ w)), "  cummax: no mapping (test/unit/frontends/test_jax.py:"),
     (lambda w, x: jnp.sum(x), "no trained parameter reaches the loss"),
 ]
 
@@ -440,6 +441,21 @@ def test_bytes_of_images():
     )
     with pytest.raises(UnityError, match="add: integers of 8 or 16 bits, or without a sign, wrap around; convert"):
         from_jax(lambda w, x: jnp.sum(w * (x + 1)), (normal(5), image[0, 0]))
+
+
+@pytest.mark.slow
+def test_losses_in_bf16_are_recognised_as_others():
+    """Weights that are cast before a scan are one for each layer, too, and sums that JAX makes in float32 are sums."""
+    loss, (weights, batch) = MODELS["gpt"]()
+    weights = jax.tree.map(lambda x: np.asarray(x, np.float32), weights)
+
+    def half(weights: Any, batch: Any) -> Any:
+        return loss(jax.tree.map(lambda x: x.astype(jnp.bfloat16), weights), batch).astype(jnp.float32)
+
+    imported = from_jax(half, (weights, batch))
+    assert {"attention", "cross_entropy"} < operators(imported)
+    assert not {"slice", "softmax", "exp"} & operators(imported)
+    assert "blocks.qkv.1" in imported.weights
 
 
 def test_ids_are_not_made_positive():

@@ -17,7 +17,7 @@ from unity_ir.frontends.jax.values import Operand, to_torch
 Tensor: TypeAlias = torch.Tensor
 
 _LIMITS = (np.iinfo(np.int32).min, np.iinfo(np.int64).min)
-"""What JAX fills in for integers, unless it is given a number."""
+"""Values that JAX fills in for integers where no number is given."""
 
 Columns: TypeAlias = "Sequence[Operand]"
 """Indices: for each dim that they are of an array of positions, all of one shape."""

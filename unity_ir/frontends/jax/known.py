@@ -8,7 +8,7 @@ A call counts as one of them if its name and its jaxpr are the same as those tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeAlias
 
 import jax
@@ -56,7 +56,7 @@ KNOWN: Mapping[str, Sequence[Callable[[Any], Function | None]]] = {
     "silu": [_same(jax.nn.silu, nn.silu)],
     "softplus": [_same(jax.nn.softplus, nn.softplus)],
     "elu": [_same(jax.nn.elu, nn.elu)],
-    "leaky_relu": [_same(partial(jax.nn.leaky_relu), nn.leaky_relu)],
+    "leaky_relu": [_same(jax.nn.leaky_relu, nn.leaky_relu)],
     "log_softmax": [_same(jax.nn.log_softmax, _log_softmax)],
     "log_sigmoid": [_same(jax.nn.log_sigmoid, nn.logsigmoid)],
     "logaddexp": [_same(jnp.logaddexp, _logaddexp)],

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -70,7 +71,7 @@ def _integer_pow(x: Tensor, y: int) -> Tensor:
 def _max(eqn: Any, x: Operand, y: Operand) -> Tensor:
     """The larger of two elements; a bound of minus infinity, as JAX gives to maxima of dims, is none."""
     for one, other in ((x, y), (y, x)):
-        if isinstance(one, np.ndarray) and one.size and np.issubdtype(one.dtype, np.floating):
+        if isinstance(one, np.ndarray) and one.size and jnp.issubdtype(one.dtype, jnp.floating):
             if bool(np.all(np.isneginf(one[tuple(slice(0, 1) for _ in one.shape)]))) and _uniform(one):
                 return to_torch(other).expand(eqn.outvars[0].aval.shape)
     return _pointwise(torch.maximum)(eqn, x, y)  # pyright: ignore[reportReturnType]
@@ -333,7 +334,7 @@ def _top_k(eqn: Any, x: Operand) -> Sequence[Tensor]:
 
 
 def _same(eqn: Any, *operands: Operand) -> Sequence[Tensor]:
-    """What only tells a compiler something: the operands themselves."""
+    """Return the operands: the primitive is a hint to a compiler."""
     del eqn
     return [to_torch(x) for x in operands]
 

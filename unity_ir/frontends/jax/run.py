@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from jax._src import source_info_util
 from jax.extend import core
+from torch.fx.traceback import annotate
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.jax.attention import attention_of
+from unity_ir.frontends.jax.gradients import check_gradient
 from unity_ir.frontends.jax.known import KNOWN, WITH_NUMBER
 from unity_ir.frontends.jax.primitives import PRIMITIVES, swapped_product
 from unity_ir.frontends.jax.random import DRAWS, RandomKey
@@ -52,6 +54,10 @@ class JaxprRunner:
         """The lines of the calls that are being run, outermost first."""
         self._sums: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = {}
         """Sums by `id`: (the sum, which keeps the id its own; what is summed; over which dims)."""
+        self._means: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = {}
+        """The same of means."""
+        self._converted: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Tensors by `id` that were converted from another element type: (the tensor, what it was)."""
         self._permuted: dict[int, tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]] = {}
         """Products by `id` whose dims are put in another order: (the product as it is; as it was made; the order)."""
 
@@ -72,7 +78,9 @@ class JaxprRunner:
         """
         self._lines.append(_source_line(eqn) or (self._lines[-1] if self._lines else "outside of the function"))
         try:
-            return self._equation(eqn, scope)
+            # Operators of PyTorch that the import refuses are named by these.
+            with annotate({"operator": _shown(eqn), "line": self._lines[-1]}):
+                return self._equation(eqn, scope)
         except (UnityError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError, RuntimeError) as error:
             if not self._follows(eqn, scope):
                 why = str(error) if isinstance(error, UnityError) else f"its mapping fails: {one_line(error)}"
@@ -106,6 +114,9 @@ class JaxprRunner:
             raise UnityError("no mapping")
         if name not in MOVES and any(v.aval.dtype.name in WIDER for v in eqn.outvars):
             raise UnityError("integers of 8 or 16 bits, or without a sign, wrap around; convert them to int32 before")
+        if name == "convert_element_type" and isinstance(operands[0], StackedWeight):
+            converted: list[Any] = [PRIMITIVES[name](eqn, each) for each in operands[0].slices]
+            return [StackedWeight(converted)]
         return self.mapped(eqn, [_whole(v) for v in operands], scope)
 
     def mapped(self, eqn: Any, operands: Sequence[Operand], scope: _Scope) -> Values:
@@ -113,6 +124,8 @@ class JaxprRunner:
         name = eqn.primitive.name
         if (mean := self._mean(eqn, operands)) is not None:
             return [mean]
+        if name == "convert_element_type" and (narrow := self._narrow_sum(eqn, operands[0])) is not None:
+            return [narrow]
         if name == "gather" or name.startswith("scatter"):
             columns: Any = scope.columns(eqn.invars[1])
             operands = [operands[0], columns, *operands[2:]]
@@ -133,6 +146,8 @@ class JaxprRunner:
             total, source, axes = self._sums[id(operands[0])]
             if results[0].numel() == total.numel():
                 self._sums[id(results[0])] = (results[0], source, axes)
+        elif name == "convert_element_type" and isinstance(operands[0], torch.Tensor):
+            self._converted[id(results[0])] = (results[0], operands[0])
         for at, (result, variable) in enumerate(zip(results, eqn.outvars, strict=True)):
             if isinstance(result, torch.Tensor) and tuple(result.shape) != tuple(variable.aval.shape):
                 raise UnityError(f"its result {at} became {list(result.shape)}; JAX has {list(variable.aval.shape)}")
@@ -148,7 +163,23 @@ class JaxprRunner:
             return None
         count = int(np.prod([source.shape[a] for a in axes]))
         shape = tuple(eqn.outvars[0].aval.shape)
-        return source.mean(axes).reshape(shape) if float(by.reshape(-1)[0]) == count else None
+        if float(by.reshape(-1)[0]) != count:
+            return None
+        mean = source.mean(axes).reshape(shape)
+        self._means[id(mean)] = (mean, source, axes)
+        return mean
+
+    def _narrow_sum(self, eqn: Any, operand: Operand) -> torch.Tensor | None:
+        """
+        Return the sum or mean of numbers of 16 bits that JAX makes in float32 and rounds once, as the compiler's are;
+        None for any other conversion.
+        """
+        for table, function in ((self._sums, torch.sum), (self._means, torch.mean)):
+            _, source, axes = table.get(id(operand), (None, None, ()))
+            _, narrow = self._converted.get(id(source), (None, None))
+            if narrow is not None and axes and narrow.dtype == torch_type(eqn.params["new_dtype"]):
+                return function(narrow, axes).reshape(tuple(eqn.outvars[0].aval.shape))
+        return None
 
     def call(self, eqn: Any, operands: Sequence[Any]) -> Values | None:
         """Return the results of an equation that runs other jaxprs; None for others, and calls with known operands."""
@@ -168,8 +199,6 @@ class JaxprRunner:
         if name in CALLS:
             return self.inner(params[CALLS[name]], operands)
         if name in ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"):
-            from unity_ir.frontends.jax.gradients import check_gradient
-
             inner = params.get("call_jaxpr") or params["fun_jaxpr"]
             if not all(map(is_known, operands)):
                 check_gradient(eqn, inner)

@@ -197,6 +197,8 @@ def _only_scanned(jaxpr: core.Jaxpr, variable: Any) -> bool:
                 continue
             uses += 1
             name, params = eqn.primitive.name, eqn.params
+            if name == "convert_element_type" and _only_scanned(jaxpr, eqn.outvars[0]):
+                continue
             if name == "scan" and at >= params["num_consts"] + params["num_carry"]:
                 continue
             if name not in CALLS:
