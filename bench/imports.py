@@ -3,7 +3,8 @@ Import models as people write them, and compare each with its module: the loss a
 
     python bench/imports.py [--only gpt2,t5] [--causes] [--json bench/results/imports.json]
 
-Models are small: those of transformers have random weights, others are written by hand; none is downloaded. Each runs
+Models are small: those of transformers, and of timm if it is installed, have random weights, others are written by
+hand; none is downloaded. Each runs
 once in PyTorch and once in the reference interpreter, from the same weights and inputs; what PyTorch draws at random is
 replaced by the compiler's numbers, seed by seed. With `--only`, rows of other models in the file stay. Exits with 1
 unless all models are equal, but for those whose shapes depend on data.
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 from import_torch import machine
 from imports_handwritten import MODELS as BY_HAND
+from imports_timm import MODELS as TIMM
 from imports_transformers import MODELS as TRANSFORMERS
 from rich.console import Console
 from rich.table import Table
@@ -49,11 +51,13 @@ from unity_ir.tdl.functions import philox
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "test" / "helpers"))
 from torch_models import InDouble
 
-MODELS: Mapping[str, Callable[[], tuple[Any, ...]]] = {**TRANSFORMERS, **BY_HAND}
+MODELS: Mapping[str, Callable[[], tuple[Any, ...]]] = {**TRANSFORMERS, **TIMM, **BY_HAND}
 DATA_DEPENDENT = {"rows_by_mask", "mixtral_eager"}
 """Models that must be refused, as shapes in them depend on data."""
 AS_THEY_ARE = {"deberta_v2"}
 """Models that are not told to compute in float64 what they cast to float32, as torch.export refuses them then."""
+IN_FLOAT32 = {"mobilenetv3_small_050": 1e-7, "ghostnet_050": 1e-7}
+"""What counts as close where PyTorch rounds to float32: its gradient of hardsigmoid has 1/6 as `1.0f / 6.0f`."""
 CLOSE = 1e-8
 """Largest difference of losses and gradients, relative to the largest element, that is rounding in float64."""
 
@@ -152,7 +156,7 @@ def compared(name: str) -> dict[str, Any]:
         worst[n] = float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))
     farthest = max(worst, key=lambda n: worst[n])
     row["gradient_error"], row["farthest"] = worst[farthest], farthest
-    close = max(row["loss_error"], worst[farthest]) < CLOSE
+    close = max(row["loss_error"], worst[farthest]) < IN_FLOAT32.get(name, CLOSE)
     return {**row, "result": "equal" if close else "different"}
 
 

@@ -414,6 +414,8 @@ AB = {
         include_last_offset=True,
     ),
     "embedding_known_padding": lambda a, b: F.embedding(IDS, b, padding_idx=1),
+    "conv1d_of_table": lambda a, b: F.conv1d(torch.arange(12, dtype=a.dtype).reshape(1, 3, 4), b.reshape(2, 3, 2)),
+    "group_norm_of_table": lambda a, b: F.group_norm(torch.arange(8, dtype=a.dtype).reshape(1, 4, 2), 2, b[0]),
     "bilinear_of_two": lambda a, b: F.bilinear(a[0], b, a[:1].mT @ a[:1]),
     "cross_entropy_known": lambda a, b: F.cross_entropy(b, torch.tensor([3, 0, 1])),
     "cross_entropy_middle": lambda a, b: F.cross_entropy(a, torch.tensor([[2, 0, 1, 1], [1, 1, 2, 0]])),

@@ -30,6 +30,8 @@ from unity_ir.pcg.types import tensor_type
 
 del _maps
 
+UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What mappings raise for arguments that they were not written for, such as dims of a scalar."""
 IGNORED = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
 """Checks that torch.export has made already."""
 
@@ -360,9 +362,13 @@ class Importer:
             if isinstance(tensor, torch.Tensor):
                 element_type(tensor.dtype)
         try:
-            out = MAPPINGS[name](site, *args, **kwargs)
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # Arguments that no mapping was written for, such as dims of a scalar.
+            try:
+                out = MAPPINGS[name](site, *args, **kwargs)
+            except UNFORESEEN:
+                # Most mappings take values of the graph where a tensor that is known at import is rare.
+                args, kwargs = pytree.tree_map_only(torch.Tensor, site.value, (args, kwargs))
+                out = MAPPINGS[name](site, *args, **kwargs)
+        except UNFORESEEN as error:
             raise UnityError("its mapping does not take these arguments") from error
         check(node, out)
         return out
