@@ -19,6 +19,8 @@ SEARCHED = (
     "fuse-activation",
     "unfuse-activation",
     "merge-matmuls",
+    "split-of-matmul",
+    "split-of-matmul-nt",
     "split-of-concat",
     "concat-of-split",
     "matmul-of-parts",

@@ -23,6 +23,7 @@ RULES = {r.name: r for r in ALGEBRAIC}
 
 
 ELSEWHERE = {
+    "split-of-matmul-nt",
     "split-of-concat",
     "concat-of-split",
     "matmul-of-parts",

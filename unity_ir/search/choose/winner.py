@@ -338,19 +338,23 @@ class Chooser:
 
     def _unrewritten(self, found: JointPlan) -> list[PricedPlan]:
         """
-        Return the plan of the graph without rewrites, if the found one has rewrites and memory is not short, and that
-        with branches on parts of the machine: rewrites may have joined branches.
+        Return plans of the graph without rewrites, if the found one has rewrites and memory is not short: that of the
+        least sum of seconds; that with branches on parts of the machine, since rewrites may have joined branches; and
+        those with a part of their weight moves overlapped.
         """
         if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
             return []
-        priced = self._priced(realise(self.serial, found.source, found.solver))
+        source = replace(found, graph=realise(self.serial, found.source, found.solver), rewritten=self.serial)
+        priced = self._priced(source.graph)
         self.emitted.seconds(priced)
         if not fits(*priced, self.emitted.optimizer):
             return []
         _, rests, relays = placed(self.serial, found.source, found.solver)
         on = self.serial, self.machine, self.emitted.optimizer, priced[0]
         on_parts = place_branches(*on, (rests, relays))
-        return [priced] if on_parts is None else [priced, on_parts]
+        plans = [priced] if on_parts is None else [priced, on_parts]
+        hidden = plans_with_hidden_moves(source, self.machine, self.emitted.optimizer)
+        return [*plans, *(plan for plan in hidden if fits(*plan, self.emitted.optimizer))]
 
     def with_unrewritten(
         self, result: SearchResult, plans: Sequence[PricedPlan], candidates: Sequence[Candidate]
