@@ -158,8 +158,7 @@ def with_kernels(row: Row, plan: Plan, machine: Machine) -> Machine:
             if kernel.sizes in known.get(kernel.operator, {}):
                 continue
             if member.operator.startswith("attention") and reached is not None:
-                flops = kernel.flops / (2 if "causal=1" in kernel.operator else 1)
-                seconds = device.launch + flops / (device.peak(kernel.dtype) * reached[row.device])
+                seconds = device.launch + kernel.flops / (device.peak(kernel.dtype) * reached[row.device])
             elif row.norms == "steps" and member.operator in STEPS:
                 seconds = steps_seconds(plan.program, member, device)
             else:

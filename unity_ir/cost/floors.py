@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf, prod
 
-from unity_ir.cost.work import computes_in, kind_of
+from unity_ir.cost.work import computes_in, kind_of, mask_of_operator
 from unity_ir.forms.column_sums import is_column_sum
+from unity_ir.forms.kinds import CONTRACTIONS
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes, Shapes
@@ -127,7 +128,7 @@ def least_seconds(device: Device, flops: float, bytes: float, peak: float, kinds
         return max(flops / peak, bytes / device.memory_bandwidth)
     found = inf
     for kind in kinds:
-        curve = device.curves.get(kind)
+        curve = device.curve(kind)
         if curve is None:
             work = max(flops / peak, bytes / device.memory_bandwidth)
             found = min(found, device.launch + work / device.efficiency)
@@ -207,7 +208,7 @@ class Floors:
         Return whether an operator of the step is a contraction (matrix product, convolution, attention). A kernel has
         at most one.
         """
-        return self.kinds[node] == "contraction"
+        return self.kinds[node] in CONTRACTIONS
 
     def is_rows(self, node: Node) -> bool:
         """
@@ -283,7 +284,9 @@ class Floors:
         if self.is_contraction(node):
             forced = (*operands.values(), *(r for r in results if r.beyond == inf))
             either = (tuple(r for r in results if r.beyond < inf),)
-            return Floor(self.flops[node], self._peak_of_contraction(node), extents, forced, either, ("contraction",))
+            return Floor(
+                self.flops[node], self._peak_of_contraction(node), extents, forced, either, (self.kinds[node],)
+            )
         return Floor(self.flops[node], self.peak, extents, (), (tuple(operands.values()), tuple(results)), ROWS)
 
     def _term(self, value: Value, analysis: Analysis, dims: Iterable[str | None] | None) -> Term:
@@ -349,7 +352,9 @@ def _least_flops(name: str, shapes: Shapes, attributes: Attributes, dtypes: tupl
         most[term.form] = max(most.get(term.form, 0.0), term.each * prod(bound.extents[n] for n in term.over))
         picked += 1 if term.picked else 0
     # Pieces of gathered work are rounded down.
-    found = max(sum(most.values()) - picked, 0.0)
+    mask = mask_of_operator(name, shapes, attributes, dtypes)
+    seen = 1.0 if mask is None else mask.seen(bound.extents)
+    found = max(sum(most.values()) * seen - picked, 0.0)
     saving = {s.backward: s for s in savings()}.get(name)
     if saving is None:
         return found

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 
 from unity_ir.cost.plan import update_bytes, update_seconds
 from unity_ir.cost.time import Kernel, is_measured, seconds
-from unity_ir.cost.work import computes_in, kernel_operator, kind_of_operator
+from unity_ir.cost.work import computes_in, kernel_operator, kind_of_operator, mask_of_operator
 from unity_ir.forms.kinds import KINDS
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
@@ -103,11 +103,13 @@ def _kernel(
     dtypes = tuple(t.dtype for t in read)
     analysis = global_line(name, read, attributes)
     local = piece_of_line(analysis, assignment, mesh)
+    mask = mask_of_operator(name, tuple(t.shape for t in read), attributes, dtypes)
+    seen = 1.0 if mask is None else mask.seen(local.extents)
     return Kernel(
         kernel_operator(name, attributes, dtypes),
         (*(size for t in read for size in t.local(mesh)), *local.extents.values()),
         kind_of_operator(name, tuple(t.shape for t in read), attributes, dtypes),
-        flops(local, analysis.bound.extents),
+        int(flops(local, analysis.bound.extents) * seen),
         sum(t.bytes(mesh) for t in tensors),
         computes_in(dtypes),
     )

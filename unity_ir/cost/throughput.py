@@ -13,6 +13,7 @@ from importlib.resources import files
 from math import prod
 
 from unity_ir.cost.work import kind_of, model_flops
+from unity_ir.forms.kinds import CONTRACTIONS
 from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph
 
@@ -73,7 +74,7 @@ def throughput(graph: Graph, machine: Machine, seconds: float) -> Throughput | N
         return None
     count, unit = batch_count(graph)
     rate = count / seconds / machine.devices
-    dtypes = [v.dtype for n in graph.nodes() if n.is_compute and kind_of(n) == "contraction" for v in n.operands]
+    dtypes = [v.dtype for n in graph.nodes() if n.is_compute and kind_of(n) in CONTRACTIONS for v in n.operands]
     dtype = max(sorted({*dtypes} & machine.device.flops.keys()), key=dtypes.count, default=None)
     if dtype is None:
         return Throughput(rate, unit, None, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from unity_ir.cost.masks import CausalMask, causal_mask
 from unity_ir.cost.time import Kernel, seconds
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
@@ -49,18 +50,20 @@ def kernel_of(node: Node) -> Kernel:
     """
     Return the kernel of one task (the work of one device) of a compute node, sharded as the layouts in its operands'
     and results' types say: its sizes, FLOPs, and the bytes of the pieces it reads and writes. A value read twice counts
-    once.
+    once; of attention under a causal mask the scores that the busiest device sees do (`cost.masks`).
     """
     local = line_of_task(node.analysis.bound, node.configuration, node.analysis)
     values = (*node.operands, *node.results)
     moved = sum(_piece_bytes(v.type) for v in dict.fromkeys(values))
     dtypes = tuple(v.type.dtype for v in node.operands)
     sizes = (*(size for v in node.operands for size in v.type.piece_shape), *local.extents.values())
+    mask = mask_of(node)
+    seen = 1.0 if mask is None else mask.seen(local.extents)
     return Kernel(
         kernel_operator(node.op, node.attributes, dtypes),
         sizes,
         kind_of(node),
-        flops(local, node.analysis.bound.extents),
+        int(flops(local, node.analysis.bound.extents) * seen),
         moved,
         computes_in(dtypes),
     )
@@ -68,11 +71,29 @@ def kernel_of(node: Node) -> Kernel:
 
 def kind_of(node: Node) -> str:
     """
-    Return the kind of a compute node's kernel: `contraction`, `gather`, `reduction`, `elementwise` or `copy`. It does
-    not depend on how the node is sharded.
+    Return the kind of a compute node's kernel (`forms.kinds`), such as `contraction`. It does not depend on how the
+    node is sharded.
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return kind_of_operator(node.op, shapes, node.attributes, dtypes)
+
+
+def mask_of(node: Node) -> CausalMask | None:
+    """Return the causal mask of a compute node's attention; None if it is no attention, or has no such mask."""
+    return mask_of_operator(
+        node.op, tuple(v.shape for v in node.operands), node.attributes, tuple(v.dtype for v in node.operands)
+    )
+
+
+@lru_cache(maxsize=65536)
+def mask_of_operator(
+    operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]
+) -> CausalMask | None:
+    """
+    Return the causal mask of the attention that the operator named `operator` computes; None if it is no attention, or
+    has no such mask. The arguments are those of `kind_of_operator`.
+    """
+    return causal_mask(find_operator(operator).bind(shapes, attributes, dtypes))
 
 
 def adds_gradients(node: Node, weight: Value) -> bool:
@@ -94,8 +115,7 @@ def _is_product(operator: str, shapes: Shapes, attributes: Attributes, dtypes: t
 @lru_cache(maxsize=65536)
 def kind_of_operator(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
     """
-    Return the kind of the kernel of the operator named `operator`: `contraction`, `gather`, `reduction`, `elementwise`
-    or `copy`.
+    Return the kind of the kernel of the operator named `operator` (`forms.kinds`), such as `contraction`.
 
     `shapes` and `dtypes` are its operands' global shapes and element types; `attributes` are sorted (name, value)
     pairs.

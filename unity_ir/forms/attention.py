@@ -191,6 +191,17 @@ def attention(bound: Bound, starts: Mapping[str, str]) -> Attention | None:
     return _Matching(bound, starts).line()
 
 
+def scores_of(bound: Bound) -> Scores | None:
+    """
+    Return the scores of an attention line, forward or backward: those of the first softmax in it of a function of a
+    product of queries and keys. None if it has none. Unlike `attention`, this does not ask what the line makes of the
+    weights. The line must be simplified.
+    """
+    matching = _Matching(bound, {})
+    found = (matching.scores(e) for result in bound.results for e in _parts(result.expr))
+    return next((scores for scores in found if scores is not None), None)
+
+
 class _Matching:
     def __init__(self, bound: Bound, starts: Mapping[str, str]):
         self.bound = bound

@@ -72,6 +72,14 @@ class Device:
             raise UnityError(f"machine: {self.name} has no peak for {dtype}; it has {', '.join(self.flops)}")
         return peak
 
+    def curve(self, kind: str) -> RooflineCurve | None:
+        """
+        Return the efficiency curve of a kind of kernel (see `forms.kinds`); None if there is none. Attention without a
+        curve of its own has that of other products of matrices.
+        """
+        found = self.curves.get(kind)
+        return self.curves.get("contraction") if found is None and kind == "attention" else found
+
     def kernel_time(self, flops: float, bytes: float, dtype: str, kind: str = "") -> float:
         """
         Return the estimated seconds of one kernel of `flops` floating point operations in the element type `dtype` that
@@ -81,7 +89,7 @@ class Device:
         none for it, by roofline. It ignores the profile's measurements (see `cost.time`). Raises `UnityError` if the
         device has no peak for `dtype`.
         """
-        if kind in self.curves:
+        if self.curve(kind) is not None:
             return float(self.kernel_times(flops, bytes, dtype, kind))
         # As `kernel_times` computes it, without arrays.
         return float(
@@ -96,7 +104,7 @@ class Device:
         As for `kernel_time`, estimates are by the curve of `kind`, or else by roofline, and not the profile's
         measurements. Raises `UnityError` if the device has no peak for `dtype`.
         """
-        curve = self.curves.get(kind)
+        curve = self.curve(kind)
         if curve is not None:
             return curve.seconds(flops, bytes, self.peak(dtype), self.memory_bandwidth)
         compute = np.asarray(flops) / self.peak(dtype)

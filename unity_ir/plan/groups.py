@@ -24,7 +24,7 @@ from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import operand_shapes
 from unity_ir.forms.column_sums import is_column_sum, with_common_variables
 from unity_ir.forms.compose import AND, Part, composed, relabelled
-from unity_ir.forms.kinds import kind
+from unity_ir.forms.kinds import CONTRACTIONS, kind
 from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
@@ -492,7 +492,7 @@ class _Fuser:
         Beside a contraction there are only pointwise operators, after it: lower bounds rely on it (`cost.floors`).
         """
         kinds = [self._kind_of(m) for m in members]
-        if "contraction" in kinds and not {*kinds[1:]}.issubset(POINTWISE):
+        if not {*kinds}.isdisjoint(CONTRACTIONS) and not {*kinds[1:]}.issubset(POINTWISE):
             return None
         line = self._line(members)
         if line is None or not self._takes_rows(line):

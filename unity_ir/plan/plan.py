@@ -18,7 +18,7 @@ from unity_ir.errors import UnityError
 from unity_ir.forms.attention import Attention
 from unity_ir.forms.classify import classify, is_convolution
 from unity_ir.forms.contraction import contraction
-from unity_ir.forms.kinds import kind
+from unity_ir.forms.kinds import CONTRACTIONS, kind
 from unity_ir.forms.rewrite import simplified
 from unity_ir.forms.rows import has_padded_results
 from unity_ir.forms.scatter import scattered
@@ -277,7 +277,7 @@ class Plan:
                 return register in stored
             if isinstance(maker, Fused) or self._implementation(maker) in ("triton", "cudnn"):
                 return True
-            return kind(self.program.analysis(maker)) == "contraction"
+            return kind(self.program.analysis(maker)) in CONTRACTIONS
 
         return frozenset(
             move.result

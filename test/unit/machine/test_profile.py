@@ -180,7 +180,7 @@ def test_other_devices_and_versions_are_refused(path: Path):
     ("table", "message"),
     [
         (3, "curves must be a table"),
-        ({"matmul": {}}, "no curve can be for 'matmul'; kinds of kernels are contraction"),
+        ({"matmul": {}}, "no curve can be for 'matmul'; kinds of kernels are attention, contraction"),
         ({"copy": {"launch": -1.0}}, "launch of the curve of copy is -1.0; it must be a number above 0"),
         ({"copy": {"launch": True}}, "launch of the curve of copy is True"),
     ],
