@@ -12,6 +12,7 @@ from torch import nn
 
 from unity_ir.frontends.torch.export import Exported, export
 from unity_ir.frontends.torch.importer import Importer
+from unity_ir.frontends.torch.slices import with_slices_joined
 from unity_ir.frontends.torch.weights import save_weights
 from unity_ir.pcg.graph import Graph, topological
 from unity_ir.pcg.origin import Origin
@@ -91,7 +92,7 @@ def convert(exported: Exported, name: str) -> Imported:
     numbers = {full: tensor.detach() for full, tensor in exported.buffers.values() if full in counters}
     kept = used | counters.keys()
     return Imported(
-        Graph(name, tuple(inputs), outputs),
+        with_slices_joined(Graph(name, tuple(inputs), outputs)),
         {n: w for n, w in importer.weights.items() if n in used},
         {n: t.detach() for n, t in importer.tables.values.items() if n in used} | numbers,
         {key: of for key, of in exported.state.items() if of in kept and of not in importer.inputs},

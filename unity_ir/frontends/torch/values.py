@@ -168,6 +168,12 @@ def permute(x: Value, perm: Sequence[int]) -> Value:
     if before.op == "split_heads" and perm == SWAP_HEADS:
         b, h, s, d = x.shape
         return reshape(before.operands[0], (b, s, h, d))
+    for dim in [i for i, size in enumerate(x.shape) if size == 1 and before.op == "reshape" and len(perm) == 5]:
+        # Without a dim of size 1, such as that of queries among queries, keys and values, heads are seen to be split.
+        without = reshape(x, [size for i, size in enumerate(x.shape) if i != dim])
+        moved = permute(without, [p - (p > dim) for p in perm if p != dim])
+        if moved.node.op == "split_heads":
+            return reshape(moved, [x.shape[p] for p in perm])
     return op("transpose", x, perm=perm)
 
 
@@ -204,11 +210,62 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
 def cut(x: Value, dim: int, start: int, size: int, step: int = 1) -> Value:
     """
     Return the slice of `x` with `size` positions along dim `dim`: `start`, `start + step`, ...; `x` itself if that is
-    all.
+    all. If `x` was permuted or reshaped before, the slice is of the value before, as in `parts`.
     """
     if (start, size, step) == (0, x.shape[dim], 1):
         return x
+    before = x.node
+    if step == 1 and before.op == "transpose":
+        perm = tuple(before.attribute("perm"))
+        return permute(cut(before.operands[0], perm[dim], start, size), perm)
+    if step == 1 and (outer := _outer_part(x, dim)) is not None:
+        at, inner = outer
+        part = cut(before.operands[0], at, start * inner, size * inner)
+        return reshape(part, (*x.shape[:dim], size, *x.shape[dim + 1 :]))
     return op("slice", x, dim=dim, start=start, size=size, step=step)
+
+
+def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
+    """
+    Return consecutive slices of `x` along dim number `dim`, of the sizes `sizes` in order; these must sum to the size
+    of the dim.
+
+    Of a value that was permuted, or of which this dim was the outer part of a larger one, the value before is cut, and
+    the slices are permuted and reshaped: queries, keys and values are parts of the columns of one product, however a
+    model arranges them before it takes them apart.
+    """
+    if len(sizes) == 1:
+        return (x,)
+    before = x.node
+    if before.op == "transpose":
+        perm = tuple(before.attribute("perm"))
+        return tuple(permute(part, perm) for part in parts(before.operands[0], perm[dim], sizes))
+    if (outer := _outer_part(x, dim)) is not None:
+        at, inner = outer
+        found = parts(before.operands[0], at, [size * inner for size in sizes])
+        return tuple(
+            reshape(part, (*x.shape[:dim], size, *x.shape[dim + 1 :])) for part, size in zip(found, sizes, strict=True)
+        )
+    return apply("split", (x,), {"dim": dim, "sizes": tuple(sizes)}).results
+
+
+def _outer_part(x: Value, dim: int) -> tuple[int, int] | None:
+    """
+    Return (old dim, size of the rest of it) if `x` is a reshaped value, and dim number `dim` the outer part of a dim
+    of the value before: of [4, 6] reshaped to [4, 3, 2], and 1, it is (1, 2). None if it is not.
+    """
+    if x.node.op != "reshape":
+        return None
+    old, new = x.node.operands[0].shape, x.shape
+    begin, at = prod(new[:dim]), 0
+    while at < len(old) and prod(old[:at]) < begin:
+        at += 1
+    while at < len(old) and old[at] == 1:
+        at += 1
+    if at == len(old) or prod(old[:at]) != begin or old[at] % new[dim]:
+        return None
+    ends = {prod(new[dim:end]) for end in range(dim + 1, len(new) + 1)}
+    return (at, old[at] // new[dim]) if old[at] in ends else None
 
 
 def squeeze_leading(x: Value) -> Value:

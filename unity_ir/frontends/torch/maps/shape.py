@@ -15,8 +15,8 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number
-from unity_ir.frontends.torch.values import Operand, constant, cut, expand, op, permute, reshape, swap
-from unity_ir.pcg.graph import Value, apply
+from unity_ir.frontends.torch.values import Operand, constant, cut, expand, op, parts, permute, reshape, swap
+from unity_ir.pcg.graph import Value
 
 
 @maps(
@@ -145,14 +145,6 @@ def select(site: CallSite, x: Value, dim: int, index: int) -> Value:
     """
     dim %= len(x.shape)
     return reshape(cut(x, dim, index % x.shape[dim], 1), site.shape)
-
-
-def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """
-    Return consecutive slices of `x` along dim number `dim`, of the sizes `sizes` in order; these must sum to the size
-    of the dim.
-    """
-    return (x,) if len(sizes) == 1 else apply("split", (x,), {"dim": dim, "sizes": tuple(sizes)}).results
 
 
 def _empty(part: torch.Tensor) -> torch.Tensor:
