@@ -125,6 +125,20 @@ def striped(graph: Graph, stripes: int, block: int | None = None) -> Graph:
     return replace(graph, outputs=tuple(moved(v, new[v], "unstripe") if v in new else v for v in graph.outputs))
 
 
+def causal_degree(graph: Graph) -> tuple[int, int]:
+    """
+    Return (pieces, tokens): into how many pieces a parallel graph divides the queries of its causal attention along the
+    sequence, at most, and how many tokens that has; (1, 0) for a graph without causal attention in natural order.
+    """
+    found = (1, 0)
+    for node in graph.nodes():
+        if node.op == "attention" and node.attribute("causal"):
+            variable = node.analysis.operand_dims["q"][2]
+            pieces = 1 if variable is None else node.configuration_in_space.degree(variable)
+            found = max(found, (pieces, node.operands[0].shape[2]))
+    return found
+
+
 def sequence_variables(graph: Graph) -> Mapping[Node, str]:
     """
     Return, for each compute node of a forward graph with a sequence of attention, the index variable along which its

@@ -11,7 +11,7 @@ from unity_ir.errors import UnityError
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Value, apply, leaf
 from unity_ir.pcg.interpret import interpret
-from unity_ir.pcg.striped import block_of, sequence_variables, striped
+from unity_ir.pcg.striped import block_of, causal_degree, sequence_variables, striped
 from unity_ir.pcg.types import tensor_type
 
 SMALL: dict[str, Any] = {"batch": 2, "sequence": 24, "layers": 1, "hidden": 16, "vocabulary": 16}
@@ -158,3 +158,4 @@ def test_variables_along_the_sequence():
     assert found["rotary"] == "s"
     assert found["split_heads"] == "s"
     assert len(sequence_variables(graph)) == sum(n.is_compute for n in graph.nodes())
+    assert causal_degree(graph) == (1, 24)
