@@ -34,7 +34,7 @@ LARGEST_BLOCK = 128
 Tokens of a block, at most: more are no faster to compute, whose tiles have 64, and leave the last stripe more than the
 average, by one part in the number of rounds.
 """
-_KERNEL_TILE = 64
+KERNEL_TILE = 64
 """Tokens of a tile of attention's kernels in 16 bits: where a block has fewer, they compute what the mask hides."""
 
 STRIPED = {"attention": "attention_striped", "rotary": "rotary_striped"}
@@ -59,7 +59,7 @@ def block_of(length: int, stripes: int) -> int:
     if stripes < 1 or length % stripes:
         raise UnityError(f"stripes: {stripes} do not divide a sequence of {length} tokens; use a divisor of it")
     each, block = length // stripes, LARGEST_BLOCK
-    while block > 1 and (each % block or each < (8 if block > _KERNEL_TILE else 2) * block):
+    while block > 1 and (each % block or each < (8 if block > KERNEL_TILE else 2) * block):
         block //= 2
     return block
 

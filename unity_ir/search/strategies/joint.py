@@ -9,7 +9,7 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
-from unity_ir.pcg.striped import block_of, causal_degree, striped
+from unity_ir.pcg.striped import KERNEL_TILE, block_of, causal_degree, striped
 from unity_ir.rules.algebraic import COMMON, selected
 from unity_ir.rules.derivation import stripe_step
 from unity_ir.rules.rule import Rule
@@ -66,8 +66,11 @@ class Joint:
         pieces, length = causal_degree(result.graph)
         if pieces == 1 or result.interrupted or not options.stripes:
             return result
+        # An unbalanced division takes less than none, so the plan of natural order has it wherever it pays.
         try:
             block = block_of(length, pieces)
+            if block < KERNEL_TILE:
+                return result
             order = striped(graph, pieces, block)
             # What has paid for the one order pays for the other.
             names = {step.rule for step in result.derivation}
