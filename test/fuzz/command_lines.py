@@ -91,6 +91,8 @@ VALUES = (
     *(
         "pcg-search",
         "pcg-search{machine=2gpu}",
+        "pcg-stripe{stripes=0}",
+        "pcg-stripe{stripes=2 block=0}",
         "pcg-mixed-precision{type=f8}",
         "nothing",
         "os:getcwd",

@@ -215,6 +215,35 @@ def attention_ranges(draw: st.DrawFn, operands: str) -> Case:
 
 
 @st.composite
+def striped(draw: st.DrawFn, operands: str) -> Case:
+    """Operands of attention of a sequence in striped order; `x`: a tensor with one in the dim before the last."""
+    sizes = st.sampled_from([1, 2, 3])
+    order = {"stripes": draw(sizes), "rounds": draw(sizes), "block": draw(sizes)}
+    length = order["stripes"] * order["rounds"] * order["block"]
+    if operands == "x":
+        return Case(((*draw(st.lists(SIZES, max_size=2)), length, 2 * draw(sizes)),), order)
+    b, h, g, e, d = (draw(sizes) for _ in range(5))
+    shapes = {"q": (b, h * g, length, e), "k": (b, h, length, e), "v": (b, h, length, d), "y": (b, h * g, length, d)}
+    shapes |= {"a": shapes["y"], "l": (b, h * g, length)}
+    return Case(tuple(shapes[o] for o in operands), {"scale": draw(st.floats(0.1, 2)), **order})
+
+
+@st.composite
+def stripe(draw: st.DrawFn) -> Case:
+    given = draw(striped("x"))
+    (shape,) = given.shapes
+    order = {name: given.attributes[name] for name in ("stripes", "block")}
+    return replace(given, attributes={**order, "dim": len(shape) - 2})
+
+
+@st.composite
+def rotary_striped(draw: st.DrawFn) -> Case:
+    given = draw(striped("x"))
+    more = {"base": 100.0, "direction": draw(st.sampled_from([1.0, -1.0]))}
+    return replace(given, attributes={**given.attributes, **more})
+
+
+@st.composite
 def rotary(draw: st.DrawFn) -> Case:
     lead, s, half = draw(st.lists(SIZES, max_size=2)), draw(SIZES), draw(SIZES)
     return Case(((*lead, s, 2 * half),), {"base": 100.0, "direction": draw(st.sampled_from([1.0, -1.0]))})
@@ -514,6 +543,10 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "attention_ranges_saving": attention_ranges("qkvfn"),
     "attention_saved_grad": attention("yqkval"),
     "attention_saving": attention("qkv"),
+    "attention_striped": striped("qkv"),
+    "attention_striped_grad": striped("yqkv"),
+    "attention_striped_saved_grad": striped("yqkval"),
+    "attention_striped_saving": striped("qkv"),
     "batch_matmul": batch_matmul("mk", "kn"),
     "batch_matmul_nt": batch_matmul("mk", "nk"),
     "batch_matmul_tn": batch_matmul("km", "kn"),
@@ -555,6 +588,7 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "rms_norm_weight_grad": rows("xx", eps=True),
     "rotary": rotary(),
     "rotary_at": rotary_at(),
+    "rotary_striped": rotary_striped(),
     "routed_matmul": routed("kn"),
     "routed_matmul_nt": routed("nk"),
     "routed_matmul_tn": routed(""),
@@ -581,6 +615,8 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "split_heads": split_heads(),
     "sqrt": positive(same(1)),
     "sqrt_grad": positive(same(2)),
+    "stripe": stripe(),
+    "unstripe": stripe(),
     "sub": broadcast(),
     "tanh": same(1),
     "tanh_grad": same(2),

@@ -205,6 +205,29 @@ def torch_slot_shares(x: Tensor, y: Tensor, at: Tensor) -> Tensor:
     return torch.stack([(x[g] * y[at[g], g]).sum(-1) for g in range(len(at))])
 
 
+def torch_stripe(x: Tensor, dim: int, stripes: int, block: int) -> Tensor:
+    return x.unflatten(dim, (-1, stripes, block)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def torch_unstripe(x: Tensor, dim: int, stripes: int, block: int) -> Tensor:
+    return x.unflatten(dim, (stripes, -1, block)).transpose(dim, dim + 1).flatten(dim, dim + 2)
+
+
+def in_natural_order(twin: Callable[..., Any], dim: int, **more: Any) -> Callable[..., Any]:
+    """An operator on operands and results whose dim `dim` is put into natural order before, and back after it."""
+
+    def of(*operands: Tensor, stripes: int, rounds: int, block: int, **attributes: Any) -> Any:
+        assert operands[0].shape[dim] == stripes * rounds * block
+
+        def moved(x: Tensor, by: Callable[..., Tensor]) -> Tensor:
+            return by(x, dim % x.dim() if dim < 0 else dim, stripes, block)
+
+        found = twin(*(moved(x, torch_unstripe) for x in operands), **attributes, **more)
+        return moved(found, torch_stripe) if isinstance(found, Tensor) else tuple(moved(x, torch_stripe) for x in found)
+
+    return of
+
+
 def torch_rotary(x: Tensor, base: float, direction: float) -> Tensor:
     """As transformers' Llama applies it."""
     half = x.shape[-1] // 2
@@ -516,6 +539,10 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "attention_ranges_saving": torch_attention_ranges_saving,
     "attention_saved_grad": torch_attention_saved_grad,
     "attention_saving": torch_attention_saving,
+    "attention_striped": in_natural_order(torch_attention, 2, causal=1),
+    "attention_striped_grad": in_natural_order(torch_attention_grad, 2, causal=1),
+    "attention_striped_saved_grad": in_natural_order(torch_attention_saved_grad, 2, causal=1),
+    "attention_striped_saving": in_natural_order(torch_attention_saving, 2, causal=1),
     "batch_matmul": torch.matmul,
     "batch_matmul_nt": lambda x, y: x @ y.transpose(-1, -2),
     "batch_matmul_tn": lambda x, y: x.transpose(-1, -2) @ y,
@@ -538,6 +565,7 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "rms_norm_weight_grad": lambda g, x, eps: g * torch_rms_norm(x, torch.ones(()), eps),
     "rotary": torch_rotary,
     "rotary_at": torch_rotary_at,
+    "rotary_striped": in_natural_order(torch_rotary, -2),
     "routed_matmul": torch_routed_matmul,
     "routed_matmul_nt": lambda x, w, e: torch_routed_matmul(x, w.transpose(1, 2), e),
     "routed_matmul_tn": torch_routed_matmul_tn,
@@ -564,6 +592,8 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "softmax_grad": lambda g, y: y * (g - (g * y).sum(-1, keepdim=True)),
     "sqrt": torch.sqrt,
     "sqrt_grad": of_result(torch.square, torch.sqrt),
+    "stripe": torch_stripe,
+    "unstripe": torch_unstripe,
     "sub": torch.sub,
     "tanh": torch.tanh,
     "tanh_grad": lambda g, y: g * (1 - y * y),

@@ -86,6 +86,10 @@ def beyond() -> list[Case]:
     found += [Case(model, "experts", 4) for model in ("deepseek_v3", "qwen3_moe")]
     found += [Case(model, "queries", world) for model in ("llama3_8b", *VARIANTS[1:3]) for world in WORLDS]
     found += [Case(VARIANTS[2], "queries", 2, "sgd", "f32", "triton"), Case(VARIANTS[2], "degrees,tp=2,sp=true", 4)]
+    found += [Case("gpt2,sequence=16", "1f1b,2:degrees,cp=2,stripes=true/4", 4, "sgd")]
+    found += [Case("gpt2,sequence=16", "degrees,cp=2,stripes=true", 4, "adamw", "mixed")]
+    found += [Case(f"{model},sequence=16", "degrees,cp=4,stripes=true*2", 4) for model in ("llama3_8b", VARIANTS[0])]
+    found += [Case("deepseek_v3,sequence=16", "degrees,cp=2,tp=2,stripes=true", 4)]
     exchanging = ("degrees,ep=2,zero=2", "degrees,ep=4,zero=3/2i", "degrees,tp=2,ep=2")
     found += [Case(model, plan, 4) for model in VARIANTS[3:] for plan in exchanging]
     found += [Case(VARIANTS[3], "degrees,ep=8", 8), Case(VARIANTS[3], "degrees,ep=4", 4, "adamw", "mixed")]
@@ -99,6 +103,11 @@ SAMPLE = [
     Case("candle_uno", "data-parallel", 8, "sgd", "f32"),
     Case("gpt2", "degrees,tp=2,zero=1,sp=true", 4),
     Case("gpt2", "joint", 4, "adamw", "mixed"),
+    Case("gpt2,sequence=16", "degrees,cp=2,stripes=true", 2),
+    Case("gpt2,sequence=16", "degrees,cp=4", 4),
+    Case("gpt2,sequence=16", "degrees,cp=2,tp=2,sp=true,stripes=true,zero=1/2i", 4),
+    Case("llama3_8b,sequence=16", "degrees,cp=4,stripes=true,zero=3/2", 4),
+    Case("llama3_8b,sequence=128", "degrees,cp=2,stripes=true", 2, "sgd", "f32", "triton"),
     Case("gpt2", "fsdp/2i", 4, "adamw", "mixed"),
     Case("gpt2", "tofu", 8),
     Case("bert_large", "recompute-3/2", 2),
@@ -152,5 +161,5 @@ def test_the_sample_has_everything():
     assert {case.plan.partition("/")[2] for case in SAMPLE} == {"", "2", "2i", "4"}
     kinds = {"data-parallel", "degrees", "experts", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
     assert plans.keys() == {*kinds, "queries"}
-    assert {case.model for case in SAMPLE} == {*SMALL, *VARIANTS}
+    assert {re.sub(r",sequence=\d+$", "", case.model) for case in SAMPLE} == {*SMALL, *VARIANTS}
     assert {case.world for case in SAMPLE} == {1, *WORLDS}

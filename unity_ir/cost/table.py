@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from unity_ir.cost.masks import seen_part
+from unity_ir.cost.masks import CausalMask
 from unity_ir.cost.work import applied, computes_in, kernel_operator, kind_of, mask_of, work
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import Device
@@ -71,8 +71,8 @@ class _Kernel:
     """The index into `values` of each operand."""
     values: tuple[_Value, ...]
     """The distinct operands and results."""
-    mask: tuple[int, int] | None
-    """The numbers of the extents of queries and keys of a causal mask; None without."""
+    mask: tuple[CausalMask, int, int] | None
+    """A causal mask, and the numbers of the extents of its queries and keys; None without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +227,8 @@ def _count(kernel: _Kernel, degrees: Ints) -> Counts:
             operations = np.where(np.all([extents[a] == extents[b] for a, b in pairs], axis=0), 0, operations)
         flops = flops + operations
     if kernel.mask is not None:
-        row, column = kernel.mask
-        flops = (flops * seen_part(kernel.extents[row], extents[row], extents[column])).astype(np.int64)
+        mask, row, column = kernel.mask
+        flops = (flops * mask.part(extents[row], extents[column])).astype(np.int64)
     shapes: list[list[Ints]] = []
     moved = np.zeros(len(degrees), dtype=np.int64)
     for value in kernel.values:
@@ -351,7 +351,7 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
         counted,
         tuple(numbers[firsts[i]] for i in range(len(node.operands))),
         tuple(values),
-        None if (mask := mask_of(node)) is None else (names[mask.row], names[mask.column]),
+        None if (mask := mask_of(node)) is None else (mask, names[mask.row], names[mask.column]),
     )
 
 

@@ -9,6 +9,8 @@ at given shapes): matrix products with the softmax of scores, which are made of 
     over rows        out[c, x] = sum[r](f(weights)[r, c] * a[r, x])
     in ranges        where(or(lt(c, first[r]), ge(c, end[r])), 0, weights), with scores of -1e30 there, and saved
                      logarithms of at least -1e20 (`LEAST`)
+    under a mask     scores of -1e30 where c > r, or where natural(c) > natural(r), of a sequence in striped order
+                     (`Stripes`)
 
 Rows are of queries, columns of keys, of one matrix per batch element; rows may be several variables of the line.
 """
@@ -48,6 +50,21 @@ class Ranges:
 
     first: Access
     end: Access
+
+
+@dataclass(frozen=True, slots=True)
+class Stripes:
+    """
+    The order of the queries and keys of an attention line whose sequence is in striped order (`ops.striped`), under a
+    causal mask: the sequence is stripes of `length` tokens, one after the other, each of which has one block of `block`
+    tokens in each round of all stripes.
+    """
+
+    row: str
+    """The queries' index variable."""
+    stripes: int
+    length: int
+    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,20 @@ class Scores:
             case _:
                 return None
 
+    def stripes(self) -> Stripes | None:
+        """
+        Return the striped order of the queries and keys of a causal mask that compares their positions in natural
+        order; None if the scores have no such mask.
+        """
+        match self.score:
+            case Call("where", (Call("gt", (Binary("-", key, query), Const(0))), Const(low), _)) if low <= -1e30:
+                of_keys, of_queries = _striped(key), _striped(query)
+            case _:
+                return None
+        if of_keys is None or of_queries is None or of_keys.row != self.column or of_queries.row not in self.rows:
+            return None
+        return of_queries if replace(of_keys, row=of_queries.row) == of_queries else None
+
     @property
     def visible(self) -> Expr:
         """
@@ -122,7 +153,7 @@ class Scores:
     @property
     def _mask(self) -> Call | None:
         """The scores, as the call of `where` that hides keys; None if they are no such call."""
-        masked = self.ranges is not None or self.causal_row() is not None
+        masked = self.ranges is not None or self.causal_row() is not None or self.stripes() is not None
         return self.score if masked and isinstance(self.score, Call) else None
 
 
@@ -450,6 +481,27 @@ class _Matching:
                 if scores.ranges is not None:
                     return False
         return any(self.same(expr, Binary("+", *pair)) for pair in (terms, terms[::-1]))
+
+
+def _striped(expr: Expr) -> Stripes | None:
+    """Match the position in natural order of a token of a sequence in striped order, as simplified lines have it."""
+    match expr:
+        case Binary(
+            "-",
+            Binary("+", Name(token), Binary("*", Call("floor", (Binary("/", _, Const(block)),)), Const(skipped))),
+            Binary("*", Call("floor", (Binary("/", _, Const(length)),)), _),
+        ) if block >= 1:
+            stripes = skipped / block + 1
+        case _:
+            return None
+    # A half is added to whole numbers before they are divided and rounded down, against errors of rounding.
+    stripe = Call("floor", (Binary("/", Binary("+", Name(token), Const(0.5)), Const(length)),))
+    inside = Binary("+", Binary("-", Name(token), Binary("*", stripe, Const(length))), Const(0.5))
+    rounds = Call("floor", (Binary("/", inside, Const(block)),))
+    onwards = Binary("+", Name(token), Binary("*", rounds, Const(block * (stripes - 1))))
+    if expr != Binary("-", onwards, Binary("*", stripe, Const(length - block))):
+        return None
+    return Stripes(token, int(stripes), int(length), int(block))
 
 
 def _proportional(factor: Expr, weights: Expr) -> bool:

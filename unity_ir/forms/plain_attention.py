@@ -50,13 +50,14 @@ class PlainAttention:
 def plain_attention(bound: Bound, starts: Mapping[str, str]) -> PlainAttention | None:
     """
     Match a bound TDL line (simplified or not) as plain attention or its gradients. None for any other line, such as one
-    with dropout, a bias or ranges of keys, a backward that reads no saved logarithms, or a piece of a causal sequence.
+    with dropout, a bias or ranges of keys, a backward that reads no saved logarithms, or a causal sequence that is in
+    pieces or in striped order.
 
     `starts` maps each index variable of which a task computes only a part to the name of the kernel argument with the
     global index at which the part begins; the others begin at 0.
     """
     of = attention(simplified(bound, starts), starts)
-    if of is None or of.scores.ranges is not None:
+    if of is None or of.scores.ranges is not None or of.scores.stripes() is not None:
         return None
     return _Matching(bound, of, starts).line()
 

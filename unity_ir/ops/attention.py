@@ -6,19 +6,38 @@ from collections.abc import Sequence
 
 from unity_ir.ops.operator import Application, Operator, Saving, Tensor
 
-_SCORES = (
-    "let s[b, h, g, i, j] = where(gt(causal * (j - i), 0), -1e30, scale * sum[e](q[b, (h g), i, e] * k[b, h, j, e]));"
-)
-_PROBABILITIES = (
-    f"{_SCORES}  let u[b, h, g, i, j] = exp(s[b, h, g, i, j] - max[m](s[b, h, g, i, m]));"
+PRODUCT = "scale * sum[e](q[b, (h g), i, e] * k[b, h, j, e])"
+_SCORES = f"let s[b, h, g, i, j] = where(gt(causal * (j - i), 0), -1e30, {PRODUCT});"
+"""The scores; with `causal` 1 a position sees only itself and what is before it."""
+SOFTMAX = (
+    "  let u[b, h, g, i, j] = exp(s[b, h, g, i, j] - max[m](s[b, h, g, i, m]));"
     "  let p[b, h, g, i, j] = u[b, h, g, i, j] / sum[n](u[b, h, g, i, n]);"
 )
-"""The softmax of the scores; with `causal` 1 a position sees only itself and what is before it."""
+OUT = "  out[b, (h g), i, d] = sum[t](p[b, h, g, i, t] * v[b, h, t, d])"
+LOGSUM = (
+    "  logsum: sums [b, (h g), i] = max[m](s[b, h, g, i, m])"
+    " + log(sum[n](exp(s[b, h, g, i, n] - max[m](s[b, h, g, i, m]))))"
+)
 _GRADIENTS = (
     "  dq[b, (h g), i, c] = sum[t](ds[b, h, g, i, t] * k[b, h, t, c]);"
     "  dk[b, h, t, c] = sum[g, i](ds[b, h, g, i, t] * q[b, (h g), i, c]);"
     "  dv[b, h, t, d] = sum[g, i](p[b, h, g, i, t] * y[b, (h g), i, d])"
 )
+BACKWARD = (
+    "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
+    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    " * (dp[b, h, g, i, t] - sum[w](p[b, h, g, i, w] * dp[b, h, g, i, w]));"
+    f"{_GRADIENTS}"
+)
+SAVED_BACKWARD = (
+    "  let p[b, h, g, i, j] = exp(s[b, h, g, i, j] - logsum[b, (h g), i]);"
+    "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
+    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
+    f"{_GRADIENTS}"
+)
+"""What follows from the scores `s`: softmax, result, logarithms of its sums, and gradients (from these logarithms)."""
+_PROBABILITIES = f"{_SCORES}{SOFTMAX}"
 
 
 def _attention_gradient(of: Application) -> Sequence[Tensor | None]:
@@ -26,39 +45,23 @@ def _attention_gradient(of: Application) -> Sequence[Tensor | None]:
 
 
 ATTENTION = Operator(
-    f"attention(q, k, v; scale: float, causal: int = 0)  {_PROBABILITIES}"
-    "  out[b, (h g), i, d] = sum[t](p[b, h, g, i, t] * v[b, h, t, d])",
-    gradient=_attention_gradient,
+    f"attention(q, k, v; scale: float, causal: int = 0)  {_PROBABILITIES}{OUT}", gradient=_attention_gradient
 )
 """
 Queries [b, heads, i, e], keys [b, kv heads, j, e], values [b, kv heads, j, d]; every kv head serves a group of
 neighbouring heads (grouped-query attention), all of them their own one in the usual case.
 """
 
-ATTENTION_GRAD = Operator(
-    f"attention_grad(y, q, k, v; scale: float, causal: int = 0)  {_PROBABILITIES}"
-    "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
-    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
-    " * (dp[b, h, g, i, t] - sum[w](p[b, h, g, i, w] * dp[b, h, g, i, w]));"
-    f"{_GRADIENTS}"
-)
+ATTENTION_GRAD = Operator(f"attention_grad(y, q, k, v; scale: float, causal: int = 0)  {_PROBABILITIES}{BACKWARD}")
 """The gradients of queries, keys and values from that of the result, `y`; the probabilities are computed again."""
 
 ATTENTION_SAVING = Operator(
-    f"attention_saving(q, k, v; scale: float, causal: int = 0, sums: dtype = f32)  {_PROBABILITIES}"
-    "  out[b, (h g), i, d] = sum[t](p[b, h, g, i, t] * v[b, h, t, d]);"
-    "  logsum: sums [b, (h g), i] = max[m](s[b, h, g, i, m])"
-    " + log(sum[n](exp(s[b, h, g, i, n] - max[m](s[b, h, g, i, m]))))"
+    f"attention_saving(q, k, v; scale: float, causal: int = 0, sums: dtype = f32)  {_PROBABILITIES}{OUT};{LOGSUM}"
 )
 """`attention`, and the logarithm of what every row's exponentials sum to, which a backward can read."""
 
 ATTENTION_SAVED_GRAD = Operator(
-    f"attention_saved_grad(y, q, k, v, a, logsum; scale: float, causal: int = 0)  {_SCORES}"
-    "  let p[b, h, g, i, j] = exp(s[b, h, g, i, j] - logsum[b, (h g), i]);"
-    "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
-    "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
-    " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
-    f"{_GRADIENTS}"
+    f"attention_saved_grad(y, q, k, v, a, logsum; scale: float, causal: int = 0)  {_SCORES}{SAVED_BACKWARD}"
 )
 """`attention_grad` from the result of the forward, `a`, and the logarithms it has saved."""
 

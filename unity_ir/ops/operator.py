@@ -111,6 +111,8 @@ class Operator:
     tdl: str | Callable[[Shapes, Mapping[str, AttrValue]], str]
     gradient: Gradient | None = None
     signature: str | None = None
+    check: Callable[[Bound, Mapping[str, AttrValue]], None] | None = None
+    """Given the bound line and the attributes, raises `UnityError` where they do not fit, beyond what the line says."""
 
     @cached_property
     def text(self) -> str:
@@ -238,7 +240,10 @@ def _bind(operator: Operator, shapes: Shapes, attributes: Attributes, dtypes: tu
             raise UnityError(f"pcg.{line.operator}: takes {expected} operands, got {len(shapes)}")
         whole = parse_line(operator.tdl(shapes, named))
         return Analysis(_rebind(bind(whole, shapes, {}, dtypes), line.operator))
-    return Analysis(bind(line, shapes, named, dtypes))
+    bound = bind(line, shapes, named, dtypes)
+    if operator.check is not None:
+        operator.check(bound, named)
+    return Analysis(bound)
 
 
 def _rebind(bound: Bound, name: str) -> Bound:

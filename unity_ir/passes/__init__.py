@@ -12,6 +12,7 @@ PASSES: dict[str, str] = {
     "pcg-mixed-precision": "unity_ir.passes.mixed_precision:MixedPrecision",
     "pcg-name-values": "unity_ir.passes.name_values:NameValues",
     "pcg-search": "unity_ir.passes.search:Search",
+    "pcg-stripe": "unity_ir.passes.stripe:Stripe",
 }
 """Pass by name, as `module:class`."""
 

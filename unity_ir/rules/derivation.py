@@ -7,11 +7,14 @@ that is node 4 of the graph in topological order.
     fuse-activation at relu#4, relu#9, relu#14
     merge-matmuls at matmul#3.2
     divide-matmul.sum at matmul#4 with d=2
+    stripe-sequence with stripes=8,block=128
 
 A step a line: the rule, the operators it is applied at, and values for symbols that no match determines. `matmul#3` is
 the operator that is node 3 of the graph at that step, and `.2` the second match there. At several operators it is
 applied at once: all are of the graph before, and of each it is the first match. A line `@name` says to which function
 the lines after it belong; lines before the first `@name` belong to every function. `//` begins a comment.
+
+`stripe-sequence` is no rule but a transformation of the whole graph (`pcg.striped`), and has no operator.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.striped import striped
 from unity_ir.rules.library import find
 from unity_ir.rules.pattern import Bindings
 from unity_ir.rules.rule import Rule
@@ -32,7 +36,7 @@ from unity_ir.rules.trust import check_trusted
 class RuleApplication:
     """
     One application of a rule: the name of the rule, and the operators it is applied at, as in the text: `relu#4`, or
-    `relu#4, relu#9` for two at once.
+    `relu#4, relu#9` for two at once; or of `STRIPE`, at no operator, "".
     """
 
     rule: str
@@ -42,7 +46,16 @@ class RuleApplication:
 
     def __str__(self) -> str:
         given = ",".join(f"{name}={value}" for name, value in self.given)
-        return f"{self.rule} at {self.at}" + (f" with {given}" if given else "")
+        return self.rule + (f" at {self.at}" if self.at else "") + (f" with {given}" if given else "")
+
+
+STRIPE = "stripe-sequence"
+"""The step that puts the tokens of a graph in striped order."""
+
+
+def stripe_step(stripes: int, block: int) -> RuleApplication:
+    """Return the step that puts tokens in striped order, of this many stripes, and of blocks of this many tokens."""
+    return RuleApplication(STRIPE, "", (("stripes", stripes), ("block", block)))
 
 
 def parse_given(text: str) -> tuple[tuple[str, int], ...]:
@@ -67,7 +80,8 @@ Derivations = Mapping[str, Sequence[RuleApplication]]
 """Rule applications by function name; those for every function are under the empty name."""
 
 _LINE = re.compile(
-    r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?|\w+#\d+(, *\w+#\d+)+)( with (?P<given>.+))?", re.ASCII
+    rf"((?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?|\w+#\d+(, *\w+#\d+)+)|{STRIPE})( with (?P<given>.+))?",
+    re.ASCII,
 )
 
 
@@ -95,7 +109,7 @@ def parse_derivations(text: str, where: str) -> Derivations:
             given = parse_given(match["given"] or "")
         except UnityError as error:
             raise UnityError(f"{where}:{number}: {error}") from error
-        found.setdefault(function, []).append(RuleApplication(match["rule"], match["at"], given))
+        found.setdefault(function, []).append(RuleApplication(match["rule"] or STRIPE, match["at"] or "", given))
     return found
 
 
@@ -135,9 +149,18 @@ def replay(
     """
     for number, step in enumerate(steps, 1):
         try:
+            if step.rule == STRIPE and not step.at:
+                graph = _striped(graph, dict(step.given))
+                continue
             rule = find(step.rule, known)
             check_trusted(rule, unproved, graph)
             graph = apply_at(graph, rule, step.at, dict(step.given))
         except UnityError as error:
             raise UnityError(f"step {number}: {error}") from error
     return graph
+
+
+def _striped(graph: Graph, given: Mapping[str, int]) -> Graph:
+    if "stripes" not in given or not given.keys() <= {"stripes", "block"}:
+        raise UnityError(f"{STRIPE}: takes stripes, and perhaps block; write {STRIPE} with stripes=8,block=128")
+    return striped(graph, given["stripes"], given.get("block"))

@@ -29,7 +29,7 @@ from unity_ir.rules.proof.verdict import Proof, Verdict
 from unity_ir.rules.rule import Rule
 from unity_ir.rules.text import rule_text
 
-PROVER = 6
+PROVER = 7
 """The version of the prover. Raise it with every change by which a verdict may become another."""
 
 LIBRARY = "proofs.toml"

@@ -70,8 +70,9 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--degrees",
             metavar="KEY=VALUE[,..]",
             help="make the plan of a recipe, as --search=degrees does; --degrees=tp=8,dp=4,zero=1,sp=true. dp divides "
-            "samples, tp weights, sp the sequence, ep the experts of a mixture, over neighbours of dp; zero=1 to 3 "
-            "shards weights over dp, or over shards=N of it",
+            "samples, tp weights, sp the sequence, ep the experts of a mixture, over neighbours of dp; cp the sequence "
+            "in attention, too, with stripes=true in an order that balances causal masks; zero=1 to 3 shards weights "
+            "over dp and cp, or over shards=N of them",
         ),
         parser.add_argument(
             "--micro-batches",

@@ -7,8 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from unity_ir.cost.masks import causal_mask, seen_part
+from unity_ir.cost.masks import causal_mask, seen_part, striped_part
 from unity_ir.cost.work import work
+from unity_ir.forms.attention import Stripes
 from unity_ir.ops import operator
 
 QUERIES, KEYS = (2, 8, 16, 4), (2, 4, 16, 4)
@@ -60,3 +61,36 @@ def test_other_lines_have_no_causal_mask():
     found = causal_mask(operator("attention").bind(shapes, (("causal", 1), ("scale", 0.5)), dtypes))
     assert found is not None
     assert (found.row, found.rows) == ("i", 16)
+
+
+@pytest.mark.parametrize("order", [(4, 2, 3), (2, 4, 2), (4, 4, 1), (1, 4, 2)])
+def test_the_busiest_device_of_a_sequence_in_striped_order(order: tuple[int, int, int]):
+    """In pieces of whole stripes, and of rounds of one, of queries and of keys."""
+    stripes, rounds, block = order
+    length, seen = rounds * block, set[tuple[int, int]]()
+    positions = np.arange(stripes * length).reshape(rounds, stripes, block).swapaxes(0, 1).ravel()
+    sees = (positions[None, :] <= positions[:, None]).astype(float)
+    sizes = [n * length for n in (1, 2, 4) if stripes % n == 0] + [n * block for n in (1, 2) if rounds % n == 0]
+    for own, keys in product(sizes, repeat=2):
+        pieces = sees.reshape(len(sees) // own, own, len(sees) // keys, keys).sum(axis=(1, 3))
+        found = float(striped_part(Stripes("i", stripes, length, block), own, keys))
+        assert found == pytest.approx(pieces.max() / (own * keys))
+        seen.add((own, keys))
+    rows, columns = (np.array(each) for each in zip(*seen, strict=True))
+    of = Stripes("i", stripes, length, block)
+    assert striped_part(of, rows, columns).tolist() == [float(striped_part(of, r, c)) for r, c in seen]
+
+
+def test_pieces_in_striped_order_have_little_more_than_the_average():
+    """Of 8 pieces of attention and of its gradients, one in natural order has 1.88 times the average."""
+    shapes, dtypes = ((1, 2, 4096, 8),) * 3, ("f32",) * 3
+    order = {"scale": 0.5, "stripes": 8, "rounds": 8, "block": 64}
+    natural, striped = (
+        causal_mask(operator(name).bind(shapes, operator(name).attributes(given), dtypes))
+        for name, given in (("attention", {"scale": 0.5, "causal": 1}), ("attention_striped", order))
+    )
+    assert natural is not None
+    assert striped is not None
+    for mask, least, most in ((natural, 0.937, 0.938), (striped, 0.5, 0.56)):
+        assert least < mask.seen({mask.row: 512, mask.column: 4096}) < most
+        assert 0.5 < mask.seen({mask.row: 4096, mask.column: 4096}) < 0.501

@@ -114,6 +114,8 @@ GRADIENTS = {
     "attention_ranges_grad": ["forward", "rows", "columns"],
     "attention_ranges_saved_grad": ["rows", "columns"],
     "attention_saved_grad": ["rows", "columns"],
+    "attention_striped_grad": ["forward", "rows", "columns"],
+    "attention_striped_saved_grad": ["rows", "columns"],
 }
 LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     # Batch, heads, those of keys, rows, columns, features and those of values.
@@ -140,6 +142,15 @@ LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     ("attention_ranges_saved_grad", (2, 6, 2, 96, 96, 24, 17), {}, "f32"),
     ("attention_ranges_saved_grad", (1, 4, 2, 70, 200, 20, 20), {}, "f32"),
     ("attention_ranges_saved_grad", (1, 4, 2, 1088, 192, 64, 64), {}, "bf16"),
+    ("attention_striped", (1, 2, 2, 192, 192, 24, 17), {"stripes": 3, "rounds": 2, "block": 32}, "f32"),
+    # Tiles of rows of two blocks, and a sequence of one tile.
+    ("attention_striped", (1, 4, 2, 96, 96, 24, 17), {"stripes": 2, "rounds": 6, "block": 8}, "f32"),
+    ("attention_striped", (1, 4, 2, 16, 16, 24, 17), {"stripes": 2, "rounds": 2, "block": 4}, "f32"),
+    ("attention_striped_saving", (2, 4, 2, 256, 256, 64, 64), {"stripes": 2, "rounds": 2, "block": 64}, "bf16"),
+    ("attention_striped_grad", (1, 4, 2, 128, 128, 24, 17), {"stripes": 2, "rounds": 2, "block": 32}, "f32"),
+    ("attention_striped_saved_grad", (1, 6, 2, 192, 192, 20, 20), {"stripes": 3, "rounds": 2, "block": 32}, "f32"),
+    ("attention_striped_saved_grad", (1, 2, 2, 256, 256, 64, 64), {"stripes": 2, "rounds": 2, "block": 64}, "bf16"),
+    ("attention_striped_saved_grad", (1, 4, 2, 96, 96, 20, 20), {"stripes": 2, "rounds": 3, "block": 16}, "f32"),
     ("attention_dropout", (2, 4, 2, 70, 50, 24, 17), {**DROP, "causal": 1}, "f32"),
     ("attention_dropout_saving", (2, 4, 2, 70, 50, 24, 17), DROP, "bf16"),
     ("attention_dropout_saved_grad", (2, 4, 2, 50, 70, 24, 17), {**DROP, "causal": 1}, "f32"),
@@ -207,6 +218,55 @@ def test_a_piece_of_the_keys_is_masked_where_it_lies(heads: int, runner: Any) ->
             own += got.double().numpy()
     for whole, want in zip(total, expected, strict=True):
         np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)
+
+
+def striped_positions(stripes: int, rounds: int, block: int) -> Any:
+    """The positions in natural order of the tokens of a sequence in striped order."""
+    return np.arange(rounds * stripes * block).reshape(rounds, stripes, block).swapaxes(0, 1).ravel()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention_striped", "attention_striped_saved_grad"])
+@pytest.mark.parametrize(
+    ("heads", "pieces", "stripes", "block"),
+    [(2, 4, 4, 32), (4, 4, 4, 32), (4, 2, 4, 32), (2, 8, 4, 32), (2, 2, 2, 64), (2, 4, 2, 64)],
+)
+@pytest.mark.parametrize("variable", ["i", "t"])
+def test_a_piece_of_a_striped_sequence(
+    name: str, heads: int, pieces: int, stripes: int, block: int, variable: str, runner: Any
+) -> None:
+    """
+    Rows, and the columns of a backward, in pieces of one stripe, of two, and of half of one, with blocks of one tile
+    and of two: each is masked where it lies, and what it hides of all is not read, since that is not a number here.
+    """
+    if variable == "t" and "grad" not in name:
+        return
+    order = {"stripes": stripes, "rounds": 256 // (stripes * block), "block": block}
+    bound, operands = case(name, (1, heads, 2, 256, 256, 16, 16), order)
+    expected = evaluate(bound, operands)
+    made = launcher(
+        line_of_task(bound, Configuration({variable: pieces})), ("f32",) * len(operands), offsets=(variable,)
+    )
+    natural, size = striped_positions(**order), 256 // pieces
+    of_rows, of_columns = {"q", "y", "a", "logsum", "out", "dq"}, {"k", "v", "dk", "dv"}
+    divided, whole = (of_rows, of_columns) if variable == "i" else (of_columns, of_rows)
+    total = [np.zeros_like(e) for e in expected]
+    for start in range(0, 256, size):
+        own = natural[start : start + size]
+        # Tiles have 32 positions.
+        hidden = natural > own.max() if variable == "i" else natural < own.min() // 32 * 32
+        given: list[torch.Tensor] = []
+        for parameter, operand in zip(bound.operands, operands, strict=True):
+            piece = operand[:, :, start : start + size] if parameter.name in divided else operand.copy()
+            if parameter.name in whole:
+                piece[:, :, hidden] = np.nan
+            given.append(torch.from_numpy(piece).float().contiguous())
+        for sums, got, result in zip(total, runner.run(made, given, start), bound.results, strict=True):
+            into = sums[:, :, start : start + size] if result.name in divided else sums
+            add = got.double().numpy()
+            into += np.where(np.isnan(add) & (result.name in whole), 0, add)
+    for sums, want in zip(total, expected, strict=True):
+        np.testing.assert_allclose(sums, want, rtol=1e-4, atol=1e-4)
 
 
 def test_scores_are_never_whole() -> None:

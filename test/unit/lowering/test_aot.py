@@ -184,16 +184,23 @@ def test_attention(target: str) -> None:
     """Of heads of several widths, forward and backward: within registers, by matrix units, copies beside them."""
     jobs: list[Job] = []
     names = [("attention", width) for width in (64, 128, 256)] + [("attention_dropout", 64)]
-    names += [("attention_ranges", 64), ("attention_ranges", 128)]
+    names += [
+        ("attention_ranges", 64),
+        ("attention_ranges", 128),
+        ("attention_striped", 64),
+        ("attention_striped", 128),
+    ]
     for (name, width), kind in itertools.product(names, ("saving", "saved_grad")):
         heads = ((2, 4, 512, width),) * 3
         ranges = ((2, 512),) * 2 if name == "attention_ranges" else ()
         shapes = (*heads, *ranges) if kind == "saving" else (heads[0], *heads, *ranges, heads[0], heads[0][:3])
         more = {"drop": 0.1, "seed": 3} if name == "attention_dropout" else {}
         masked = {} if ranges else {"causal": int(width > 64)}
+        if name == "attention_striped":
+            masked = {"stripes": 2, "rounds": 2, "block": 128}
         one = made((f"{name}_{kind}", shapes, {"scale": 0.1, **masked, **more}, "bf16"))
         jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled]
-    assert len(jobs) == 18
+    assert len(jobs) == 24
     assert all(job.compiled.expects == ("mma", "pipelined") for job in jobs)
     jobs = of_target(jobs, target)
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):

@@ -8,11 +8,13 @@ import pytest
 from graphs import boxes, random_graph
 
 from unity_ir.errors import UnityError
+from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, apply, erase, leaf
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.striped import striped
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic
-from unity_ir.rules.derivation import RuleApplication, parse_derivations, replay
+from unity_ir.rules.derivation import RuleApplication, parse_derivations, replay, stripe_step
 from unity_ir.rules.rule import substitute
 from unity_ir.search.joint.best_first import joint
 
@@ -116,6 +118,24 @@ def test_malformed(line: str):
 def test_malformed_values(given: str):
     with pytest.raises(UnityError, match=r"^d\.txt:1: '.*' gives no values; write d=2,e=4, with numbers from 1$"):
         parse_derivations(f"a at b#1 with {given}", "d.txt")
+
+
+def test_tokens_in_striped_order():
+    """A transformation of the whole graph, at no operator."""
+    graph = build("gpt2", batch=1, sequence=16, layers=1, hidden=8, heads=2, vocabulary=8)
+    steps = parse_derivations("stripe-sequence with stripes=4,block=2\nstripe-sequence with stripes=2", "d.txt")[""]
+    assert [str(step) for step in steps] == [
+        "stripe-sequence with stripes=4,block=2",
+        "stripe-sequence with stripes=2",
+    ]
+    assert str(stripe_step(4, 2)) == str(steps[0])
+    assert replay(graph, steps[:1]) == striped(graph, 4, 2)
+    assert replay(graph, steps[1:]) == striped(graph, 2)
+    with pytest.raises(UnityError, match=r"^step 2: stripes: they balance causal attention"):
+        replay(graph, [*steps[:1], *steps[:1]])
+    for given in ("", " with block=2", " with stripes=2,d=2"):
+        with pytest.raises(UnityError, match=r"^step 1: stripe-sequence: takes stripes, and perhaps block; write "):
+            replay(graph, parse_derivations(f"stripe-sequence{given}", "d.txt")[""])
 
 
 def test_steps_of_hybrid_rules():

@@ -295,6 +295,9 @@ def test_weights_are_seen_through_casts():
         ("zero=4", "zero is 4; it is 0, 1, 2 or 3"),
         ("shards=4", "shards=4 is among how many devices ZeRO divides; add zero=2"),
         ("sp=true", "sp=true divides activations over the devices of tp; add tp=2 or more"),
+        ("cp=3", "cp=3 is no product of the innermost mesh axes of boxes, 2 x 2 x 2; use 1, 2, 4 or 8"),
+        ("cp=2,tp=2,dp=8", "dp=8 times cp=2 times tp=2 is 32 devices, but boxes has 8; use dp=2"),
+        ("stripes=true", "stripes=true balances causal attention over the devices of cp; add cp=2 or more"),
     ],
 )
 def test_degrees_that_do_not_fit_are_refused(degrees: str, message: str):
@@ -305,6 +308,9 @@ def test_degrees_that_do_not_fit_are_refused(degrees: str, message: str):
 def test_only_transformers_have_a_sequence_and_recurrent_networks_no_tp():
     with pytest.raises(UnityError, match="sp=true divides the sequence of attention, which this graph lacks"):
         recipe(build("mlp", **{**SMALL["mlp"], "batch": 8}), a100s(2, 2), Degrees(tp=2, sp=True))
+    for name in ("mlp", "dlrm", "lenet"):
+        with pytest.raises(UnityError, match="cp divides the sequence of attention operators, which this graph lacks"):
+            recipe(build(name, **{**SMALL[name], "batch": 8}), a100s(2, 2), Degrees(tp=2, cp=2))
     with pytest.raises(UnityError, match="tp=2 divides no recurrent network"):
         recipe(build("lstm_stack", **{**SMALL["lstm_stack"], "batch": 4}), a100s(2, 2), Degrees(tp=2))
 

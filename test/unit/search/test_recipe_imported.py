@@ -46,13 +46,29 @@ CASES = [
     for name in (*TRANSFORMERS, *OTHERS)
     if "sp" not in degrees or name in TRANSFORMERS
 ]
+CONTEXT = [(name, degrees) for name in ("fused", "gpt2", "llama", "bert") for degrees in ("cp=4", "cp=2,tp=2,sp=true")]
+CONTEXT += [(name, "cp=2,stripes=true") for name in ("fused", "separate")]
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("name", "degrees"), sample(CASES, 5))
+@pytest.mark.parametrize(("name", "degrees"), [*sample(CASES, 5), *sample(CONTEXT, 3)])
 def test_recipes_have_the_serial_gradients(name: str, degrees: str):
     serial, machine = imported(name), boxes(2, 2)
     check_gradients(serial, recipe(serial, machine, parsed(degrees)), machine)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("written", "degrees: cp divides the sequence of attention operators, which this graph lacks; leave it out"),
+        ("bert", "stripes: they balance causal attention of a forward graph, which this one lacks; leave them out"),
+        ("llama", r"stripes: pcg\.slice, after pcg\.attention, depends on the order of tokens; leave stripes out"),
+    ],
+)
+def test_sequences_that_are_not_divided(name: str, message: str):
+    """Attention of several operators; without a causal mask; where logits are sliced before the loss."""
+    with pytest.raises(UnityError, match=f"^{message}$"):
+        recipe(imported(name), boxes(2, 2), parsed("cp=2" if name == "written" else "cp=2,stripes=true"))
 
 
 def root(value: Value) -> Node:

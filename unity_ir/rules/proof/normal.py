@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
+from math import lcm
 from operator import attrgetter
 
 from unity_ir.rules.poly import ZERO, Poly, exact_quotient, symbol
@@ -32,6 +33,7 @@ from unity_ir.rules.proof.forms import (
     fresh,
     multiplied_out,
     of_poly,
+    scaled,
     substitute,
     substitute_factor,
     times,
@@ -424,31 +426,42 @@ def _size_of(mono: Mono, binder: str, alone: bool = True) -> Poly | None:
     return None
 
 
-def _positions(factor: MonoFactor) -> list[Poly]:
-    """Return every polynomial of a factor in which an index may stand."""
+def _positions(factor: MonoFactor, added: bool = False) -> list[Poly]:
+    """
+    Return every polynomial of a factor in which an index may stand. If `added`, those that are added to each other are
+    one, times a constant that makes it one of integers: of `floor(i / 4 + s * m / 4) + i + s * m`, twice `i + s * m`.
+    """
     match factor:
         case Read(_, indices):
             return list(indices)
         case SymbolValue(name):
             return [symbol(name)]
         case Apply(_, arguments):
-            return [p for form in arguments for p in _form_positions(form)]
+            return [p for form in arguments for p in _form_positions(form, added)]
         case Extreme(_, parts):
             return [
                 p
                 for part in parts
-                for p in (*(c.poly for c in part.domain), *(p for m in part.body for p in _mono_positions(m)))
+                for p in (*(c.poly for c in part.domain), *(p for m in part.body for p in _mono_positions(m, added)))
             ]
 
 
-def _form_positions(form: Form) -> list[Poly]:
+def _form_positions(form: Form, added: bool) -> list[Poly]:
     """Return the polynomials of a form in which an index may stand; the form's own if it is a number."""
     number = as_poly(form)
-    return [p for m in form for p in _mono_positions(m)] if number is None else [number]
+    if number is not None:
+        return [number]
+    if not added:
+        return [p for m in form for p in _mono_positions(m, added)]
+    whole = lcm(*(m.coefficient.denominator for m in form))
+    alone = [as_poly(scaled((m,), whole)) for m in form]
+    polynomial = [p for p in alone if p is not None]
+    others = [p for m, own in zip(form, alone, strict=True) if own is None for p in _mono_positions(m, added)]
+    return [sum(polynomial[1:], polynomial[0]), *others] if polynomial else others
 
 
-def _mono_positions(mono: Mono) -> list[Poly]:
-    return [*(c.poly for c in mono.domain), *(p for f in mono.factors for p in _positions(f))]
+def _mono_positions(mono: Mono, added: bool) -> list[Poly]:
+    return [*(c.poly for c in mono.domain), *(p for f in mono.factors for p in _positions(f, added))]
 
 
 def _fused(mono: Mono) -> Mono:
@@ -467,7 +480,7 @@ def _fused(mono: Mono) -> Mono:
                 continue
             boxes = {*box(i, m), *box(s, d)}
             guards = [c for c in mono.domain if c not in boxes]
-            places = [p for f in mono.factors for p in _positions(f)] + [c.poly for c in guards]
+            places = [p for f in mono.factors for p in _positions(f, added=True)] + [c.poly for c in guards]
             places = [p for p in places if i in p.symbols or s in p.symbols]
             if not places or not all(_is_radix(p, s, i, m) for p in places):
                 continue

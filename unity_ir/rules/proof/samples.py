@@ -27,9 +27,19 @@ _WINDOW: Mapping[str, AttrValue] = {"stride": (1, 1), "padding": (1, 1)}
 _CONV: Mapping[str, AttrValue] = {**_WINDOW, "dilation": (1, 1)}
 _POOL: Mapping[str, AttrValue] = {**_WINDOW, "kernel": (3, 3)}
 _IMAGE, _KERNEL = (2, 4, 8, 8), (4, 4, 3, 3)
+_ORDER: Mapping[str, AttrValue] = {"stripes": 2, "rounds": 2, "block": 2}
+_STRIPED: Mapping[str, AttrValue] = {"scale": 1.0, **_ORDER}
+_HEADS = (2, 4, 8, 2), (2, 2, 8, 2), (2, 2, 8, 2)
+_STRIPED_ATTENTION = {
+    "": _HEADS,
+    "_grad": (_HEADS[0], *_HEADS),
+    "_saving": _HEADS,
+    "_saved_grad": (_HEADS[0], *_HEADS, _HEADS[0], _HEADS[0][:3]),
+}
 SAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], Mapping[str, AttrValue]]] = {
     "adaptive_avg_pool2d": ((_IMAGE,), {"sizes": (2, 2)}),
     "adaptive_avg_pool2d_grad": (((2, 4, 2, 2),), {"sizes": (8, 8)}),
+    **{f"attention_striped{kind}": (shapes, _STRIPED) for kind, shapes in _STRIPED_ATTENTION.items()},
     "avg_pool2d": ((_IMAGE,), _POOL),
     "avg_pool2d_grad": ((_IMAGE,), {**_POOL, "sizes": (8, 8), "degrees": (1, 1)}),
     "broadcast_grad": (((2, 2, 2),), {"shape": (2, 1)}),
@@ -45,6 +55,7 @@ SAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], Mapping[str, AttrValue]
     "pad": (((2, 4),), {"dim": 1, "before": 1, "after": 1}),
     "queue": (((2, 4),), {}),
     "reshape": (((4, 6),), {"shape": (4, 2, 3)}),
+    "rotary_striped": (((2, 8, 4),), _ORDER),
     "slice": (((2, 4),), {"dim": 1, "start": 1, "size": 2}),
 }
 """Shapes and attributes of operators for which the smallest would not do."""

@@ -13,6 +13,10 @@ Make the plan of a published recipe from its degrees: data, tensor and sequence 
             samples in all else
     sp      between tensor-parallel regions activations are divided along the sequence, also over `tp` (Korthikanti et
             al., 2022)
+    cp      over the mesh axes before those of `tp`: all activations are divided along the sequence, and attention
+            gathers keys and values (context parallelism; Dubey et al., 2024, section 3.3.2). Weights are sharded over
+            these devices, too, with `zero`. With `stripes` tokens are in striped order, so that all devices have about
+            as many scores under a causal mask (`pcg.striped`)
     ep      experts are divided over the innermost devices of `dp`, which exchange tokens before and after (Lepikhin et
             al., 2020); of mixtures whose experts have a capacity
 
@@ -29,6 +33,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, GridRole, Layout, Mesh, is_shard, place
+from unity_ir.pcg.striped import sequence_variables, striped
 from unity_ir.search.baselines.attention import has_sequence
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.baselines.follow import Choose, Rest, Settle, Store, follow, reduced, settled_along
@@ -49,9 +54,9 @@ STAGES = (0, 1, 2, 3)
 @dataclass(frozen=True, slots=True)
 class Axes:
     """
-    The numbers of the mesh axes that divide samples (`data`, the outer ones), that divide weights and activations
-    (`tensor`, the inner ones), that ZeRO shards stored weights over (`sharded`, of those in `data`), and that divide
-    experts (`experts`, the innermost of `data`).
+    The numbers of the mesh axes that divide samples (`data`, the outer ones), that divide the sequence (`context`, the
+    next), that divide weights and activations (`tensor`, the inner ones), that ZeRO shards stored weights over
+    (`sharded`, of those in `data` and `context`), and that divide experts (`experts`, the innermost of `data`).
     """
 
     data: range
@@ -60,17 +65,18 @@ class Axes:
     experts: range = range(0)
     again: bool = False
     """Whether weights are gathered again for the backward (ZeRO-3), not kept from the forward."""
+    context: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """
     How much of each kind of parallelism a plan by recipe has (a plan by hand, made from these numbers alone): the
-    degrees of data parallelism (`dp`), tensor parallelism (`tp`), ZeRO (stage `zero`, among `shards` devices) and
-    expert parallelism (`ep`), and whether activations are sharded along the sequence (`sp`). Raises `UnityError` for
-    values that contradict each other.
+    degrees of data parallelism (`dp`), tensor parallelism (`tp`), ZeRO (stage `zero`, among `shards` devices), expert
+    parallelism (`ep`) and context parallelism (`cp`), whether activations are sharded along the sequence (`sp`), and
+    whether tokens are in striped order (`stripes`). Raises `UnityError` for values that contradict each other.
 
-    By default `dp` is what `tp` leaves of the machine, and `shards` all of `dp`.
+    By default `dp` is what `tp` and `cp` leave of the machine, and `shards` all of `dp` times `cp`.
     """
 
     dp: int | None = None
@@ -79,9 +85,12 @@ class Degrees:
     shards: int | None = None
     sp: bool = False
     ep: int = 1
+    cp: int = 1
+    stripes: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("dp", self.dp), ("tp", self.tp), ("shards", self.shards), ("ep", self.ep)):
+        for name in ("dp", "tp", "shards", "ep", "cp"):
+            value = getattr(self, name)
             if value is not None and value < 1:
                 raise UnityError(f"degrees: {name} is {value}; a degree is 1 or more")
         if self.zero not in STAGES:
@@ -90,29 +99,34 @@ class Degrees:
             raise UnityError(f"degrees: shards={self.shards} is among how many devices ZeRO divides; add zero=2")
         if self.sp and self.tp == 1:
             raise UnityError("degrees: sp=true divides activations over the devices of tp; add tp=2 or more")
+        if self.stripes and self.cp == 1:
+            raise UnityError("degrees: stripes=true balances causal attention over the devices of cp; add cp=2 or more")
 
     def on(self, machine: Machine) -> Axes:
         """
         Return which axes of the machine's mesh shard tensors, samples and stored weights under these degrees. The
-        innermost axes, of `tp` devices in all, shard tensors, and the others samples. With ZeRO, the innermost of these
-        others, of `shards` devices in all (by default all of them), shard stored weights, too; and of `ep` devices in
-        all, experts.
+        innermost axes, of `tp` devices in all, shard tensors, the next, of `cp` devices, the sequence, and the others
+        samples. With ZeRO, the innermost of all but the first, of `shards` devices in all (by default all of them),
+        shard stored weights, too; and the innermost of those of samples, of `ep` devices in all, experts.
 
-        Raises `UnityError` where no innermost axes have exactly these many devices, or `dp` times `tp` is not all
-        devices.
+        Raises `UnityError` where no innermost axes have exactly these many devices, or `dp` times `cp` times `tp` is
+        not all devices.
         """
         sizes, end = machine.mesh.sizes, len(machine.mesh.sizes)
         tensor = _innermost(sizes, end, "tp", self.tp, machine)
-        dp = prod(sizes[:tensor])
+        context = _innermost(sizes, tensor, "cp", self.cp, machine)
+        dp = prod(sizes[:context])
         if self.dp not in (None, dp):
+            cp = f" times cp={self.cp}" if self.cp > 1 else ""
             raise UnityError(
-                f"degrees: dp={self.dp} times tp={self.tp} is {self.dp * self.tp} devices, but {machine.name} has "
-                f"{machine.devices}; use dp={dp}"
+                f"degrees: dp={self.dp}{cp} times tp={self.tp} is {self.dp * self.cp * self.tp} devices, but "
+                f"{machine.name} has {machine.devices}; use dp={dp}"
             )
         sharded = 0 if self.shards is None else _innermost(sizes, tensor, "shards", self.shards, machine)
         zero = range(sharded, tensor) if self.zero else range(0)
-        experts = range(_innermost(sizes, tensor, "ep", self.ep, machine), tensor)
-        return Axes(range(tensor), range(tensor, end), zero, experts, again=self.zero == 3)
+        experts = range(_innermost(sizes, context, "ep", self.ep, machine), context)
+        again, divided = self.zero == 3, range(context, tensor)
+        return Axes(range(context), range(tensor, end), zero, experts, again, divided)
 
 
 def _innermost(sizes: tuple[int, ...], end: int, name: str, degree: int, machine: Machine) -> int:
@@ -129,7 +143,7 @@ def _innermost(sizes: tuple[int, ...], end: int, name: str, degree: int, machine
 
 def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degrees") -> Graph:
     """
-    Return the parallel graph of a serial forward graph with these degrees of data, tensor, sequence and expert
+    Return the parallel graph of a serial forward graph with these degrees of data, tensor, sequence, context and expert
     parallelism and ZeRO on a machine.
 
     With `tp` above 1, a transformer is rewritten first: fused query-key-value products into separate ones, and the loss
@@ -145,9 +159,15 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
     _check_samples(graph, mesh, divided, name)
     if degrees.ep > 1:
         _check_experts(graph, degrees.ep)
+    if degrees.cp > 1 and not any(n.op.startswith("attention") for n in graph.nodes()):
+        raise UnityError(
+            "degrees: cp divides the sequence of attention operators, which this graph lacks; leave it out"
+        )
+    if degrees.stripes:
+        graph = striped(graph, degrees.cp)
     if not tensor:
         rest, store = inputs(graph, mesh, divided), stored(mesh, axes.sharded)
-        choose, settle = _exchanged(mesh, axes.experts, _followed, reduced)
+        choose, settle = _exchanged(mesh, axes.experts, _along_context(graph, axes, _followed), reduced)
         return follow(graph, mesh, choose, rest, settle, store, again=axes.again)
     if degrees.sp and not has_sequence(graph):
         raise UnityError("degrees: sp=true divides the sequence of attention, which this graph lacks; leave it out")
@@ -347,7 +367,7 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
         return None
 
     rest, store = inputs(graph, mesh, axes.data), stored(mesh, axes.sharded)
-    rules = _exchanged(mesh, axes.experts, choose, _between(mesh, axes, sp))
+    rules = _exchanged(mesh, axes.experts, _along_context(graph, axes, choose), _between(mesh, axes, sp))
     return follow(graph, mesh, rules[0], rest, rules[1], store, again=axes.again)
 
 
@@ -376,14 +396,30 @@ def _between(mesh: Mesh, axes: Axes, sp: bool) -> Settle:
         # The sequence is what is neither samples nor features (of which the loss has none); where tokens are one dim,
         # that.
         features = any(map(is_weight, value.node.operands))
-        dims = [*(d for d in range(1, len(value.shape) - features) if d not in made), 0]
-        inner = prod(mesh.sizes[axis] for axis in axes.data if made[axis] == 0)
-        dim = next((d for d in dims if value.shape[d] % (size * (inner if d == 0 else 1)) == 0), None)
+        of_tensor = {made[axis] for axis in axes.tensor}
+        dims = [*(d for d in range(1, len(value.shape) - features) if d not in of_tensor), 0]
+        outer = {d: prod(n for n, role in zip(mesh.sizes, made, strict=True) if role == d) for d in dims}
+        dim = next((d for d in dims if value.shape[d] % (size * outer[d]) == 0), None)
         for axis in summed:
             whole[axis] = REPEAT if dim is None else dim
         return tuple(whole)
 
     return settle
+
+
+def _along_context(graph: Graph, axes: Axes, choose: Choose) -> Choose:
+    """
+    Return the rule `choose` of `follow`, changed so that `axes.context` divide the sequence in all operators that have
+    it.
+    """
+    if not axes.context:
+        return choose
+    variables = sequence_variables(graph)
+
+    def chosen(node: Node, axis: int, followed: str | None) -> GridRole | None:
+        return variables.get(node) if axis in axes.context else choose(node, axis, followed)
+
+    return chosen
 
 
 # --- recommenders, and networks with convolutions

@@ -6,9 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.striped import KERNEL_TILE, block_of, causal_degree, striped
 from unity_ir.rules.algebraic import COMMON, selected
+from unity_ir.rules.derivation import stripe_step
+from unity_ir.rules.rule import Rule
+from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.choose.winner import choosing
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import sequential
@@ -28,24 +33,65 @@ class RewriteOptions:
 
 
 @dataclass(frozen=True)
+class JointOptions(RewriteOptions):
+    """
+    Options of `joint`: those of `RewriteOptions`, and whether plans whose tokens are in striped order are searched,
+    where causal attention is divided along the sequence (`pcg.striped`).
+    """
+
+    stripes: bool = True
+
+
+@dataclass(frozen=True)
 class Joint:
     """
     Strategy `joint`: best-first search over algebraic rewrites; each candidate graph costs its optimal parallelization.
     """
 
     name = "joint"
-    options = RewriteOptions
+    options = JointOptions
 
-    def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
+    def search(self, graph: Graph, machine: Machine, options: JointOptions, context: SearchContext) -> SearchResult:
         """
         Return the plan found that is the fastest as emitted among those that fit a device, with a lower bound on all
         placements of its graph; `options` say which rules may rewrite it, `context` has the optimizer and the progress
-        callback.
+        callback. Where it divides causal attention along the sequence, plans of the graph in striped order, in which
+        all pieces have about as many scores, are searched, too, unless `options.stripes` is false.
 
         Raises `Refused`, a `UnityError`, where not even a baseline fits, and `KeyboardInterrupt` where it is ended
         before it has a plan that fits.
         """
-        rules, optimizer = selected(options.rules), context.optimizer
+        rules = selected(options.rules)
+        result = self._search(graph, machine, rules, options, context)
+        pieces, length = causal_degree(result.graph)
+        if pieces == 1 or result.interrupted or not options.stripes:
+            return result
+        # An unbalanced division takes less than none, so the plan of natural order has it wherever it pays.
+        try:
+            block = block_of(length, pieces)
+            if block < KERNEL_TILE:
+                return result
+            order = striped(graph, pieces, block)
+            # What has paid for the one order pays for the other.
+            names = {step.rule for step in result.derivation}
+            alike = tuple(rule for rule in rules if rule.name in names)
+            found = self._search(order, machine, alike, RewriteOptions("none"), context)
+            found = replace(found, derivation=(stripe_step(pieces, block), *found.derivation))
+            emitted = SimulatedPlans(machine, context.optimizer)
+            best = emitted.fastest([(result.graph, result.cost), (found.graph, found.cost)])
+        except UnityError:
+            # An operator depends on the order of tokens, or no plan fits.
+            return result
+        except KeyboardInterrupt:
+            return replace(result, interrupted=True)
+        explored = result.explored + found.explored
+        return replace(result if best[0] is result.graph else found, explored=explored, interrupted=found.interrupted)
+
+    def _search(
+        self, graph: Graph, machine: Machine, rules: tuple[Rule, ...], options: RewriteOptions, context: SearchContext
+    ) -> SearchResult:
+        """Return what `search` does for one order of tokens, with these rules; `options` are for `sequential`."""
+        optimizer = context.optimizer
         with choosing(self.name, graph, machine, optimizer) as chooser:
             search = partial(
                 joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()

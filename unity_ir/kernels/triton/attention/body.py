@@ -3,8 +3,9 @@ Write what kernels of attention have in common: a program keeps one tile of rows
 element, and loops over tiles of columns (or rows).
 
 Under a causal mask, tiles that it hides are left out, and it is evaluated only in those that it crosses. Programs with
-the longest loops come first, so that no long one is left when the others are done. Where each row sees a range of
-columns, which is data, a program finds the tiles that it needs before its loop.
+the longest loops come first, so that no long one is left when the others are done. Of a sequence in striped order
+programs loop over tiles in natural order (`striped`). Where each row sees a range of columns, which is data, a program
+finds the tiles that it needs before its loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from math import e, log2, prod
 from unity_ir.forms.addresses import Names, address, power_of_two
 from unity_ir.forms.attention import Ranges, Scores
 from unity_ir.kernels.text import SUM
+from unity_ir.kernels.triton.attention.striped import StripedPiece
 from unity_ir.kernels.triton.attention.tiles import Blocks
 from unity_ir.kernels.triton.expression import Axis, KernelWriter
 from unity_ir.kernels.triton.launch import Argument, Buffer, KernelLaunch, Scalar, new_tensor, signature
@@ -108,6 +110,13 @@ class Body:
         self.batch_count = prod(self.extents[n] for n in scores.batch)
         self.dtype = place.buffers[scores.q.tensor].dtype
         self.features: dict[tuple[int, ...], tuple[str, str | None]] = {}
+        self.striped: Mapping[bool, StripedPiece] = {}
+        """
+        The pieces of rows (True) and of columns (False) of a sequence in striped order, if no tile is of two blocks;
+        else none.
+        """
+        self.positions: dict[bool, str] = {}
+        """The variables with the positions in natural order of a tile's rows and columns, of such a sequence."""
 
     # -- tiles
 
@@ -138,9 +147,18 @@ class Body:
     def _causal_size(self) -> int | None:
         """
         Return the number of queries' positions under a causal mask, of which rows are one or more groups; None if there
-        is no mask, or if a tile of rows may be of two groups.
+        is no mask, or if a tile of rows may be of two groups, or of two blocks of a sequence in striped order.
         """
-        return self._size_of_group(self.scores.causal_row())
+        of = self.scores.stripes()
+        if of is None:
+            return self._size_of_group(self.scores.causal_row())
+        size = self._size_of_group(of.row)
+        rows = StripedPiece(of, self.extents[of.row], self.starts.get(of.row))
+        columns = StripedPiece(of, self.column_count, self.starts.get(self.scores.column))
+        if size is None or not rows.fits(self.rows) or not columns.fits(self.columns):
+            return None
+        self.striped = {True: rows, False: columns}
+        return size
 
     def _seen_size(self) -> int | None:
         """
@@ -198,6 +216,13 @@ class Body:
         self.writer.emit(f"{index} = {start} + tl.arange(0, {'ROWS' if rows else 'COLUMNS'})")
         if mask is not None:
             self.writer.emit(f"{mask} = {index} < {self.row_count if rows else self.column_count}")
+        if self.striped:
+            at = start if place is None else place
+            if rows and place is None and self.causal != self.row_count:
+                at = f"({start} % {self.causal})"
+            own = self.striped[rows].position(at)
+            self.positions[rows] = self.names.new("place")
+            self.writer.emit(f"{self.positions[rows]} = {own} + tl.arange(0, {'ROWS' if rows else 'COLUMNS'})")
         if place is not None:
             position = self.writer.define(("place", place), "position", f"{place} + tl.arange(0, ROWS)")
             side = self.along(True)
@@ -328,7 +353,13 @@ class Body:
         shown = products if self.scale is not None else self.writer.number(scores.visible).at(SUM)
         if not masked or scores.hidden is None:
             return shown
-        hidden = self.writer.value(scores.hidden).text if scores.ranges is None else self._outside(scores.ranges)
+        if scores.ranges is not None:
+            hidden = self._outside(scores.ranges)
+        elif self.striped:
+            key, query = (f"{self.positions[rows]}{self.along(rows)}" for rows in (False, True))
+            hidden = f"{key} > {query}"
+        else:
+            hidden = self.writer.value(scores.hidden).text
         # Under a causal mask a row sees at least the first column, so that its maximum is finite.
         return f"tl.where({hidden}, {NEVER}, {shown})"
 
@@ -362,6 +393,8 @@ class Body:
             masked = self.scores.hidden is not None
             count, step = (self.row_count, "ROWS") if self.rows_move else (self.column_count, "COLUMNS")
             return [Loop(f"for {start} in range(0, {count}, {step}):", (), masked)]
+        if self.striped:
+            return [self._over_striped_rows(start)] if self.rows_move else self._over_striped_columns(start, split)
         return [self._over_rows(start)] if self.rows_move else self._over_columns(start, split)
 
     @property
@@ -394,16 +427,52 @@ class Body:
             return Loop(f"for {start} in range({begin}, {size}, ROWS):", (), True)
         return self._in_groups(start, begin, str(size), size)
 
-    def _in_groups(self, start: str, begin: str, end: str, size: int) -> Loop:
+    def _over_striped_columns(self, start: str, split: bool) -> list[Loop]:
+        """Return the loops over those tiles of columns, in natural order, that a row of the program's tile sees."""
+        emit, names, columns = self.writer.emit, self.names, self.striped[False]
+        first = self.first if self.causal == self.row_count else f"({self.first} % {self.causal})"
+        visible, after, order = names.new("visible"), names.new("after"), names.new("order")
+        emit(f"{visible} = {self.striped[True].position(first)}")
+        emit(f"{after} = {visible} + ROWS")
+        begin, found, lines = "0", list[Loop](), (f"{start} = {columns.token(order)}",)
+        if split:
+            # Columns before the first row's position are seen by all rows.
+            begin = names.new("middle")
+            emit(f"{begin} = {columns.before(visible)} // COLUMNS * COLUMNS")
+            found.append(Loop(f"for {order} in range(0, {begin}, COLUMNS):", lines, False))
+        return [*found, Loop(f"for {order} in range({begin}, {columns.before(after)}, COLUMNS):", lines, True)]
+
+    def _over_striped_rows(self, start: str) -> Loop:
+        """Return the loop over those tiles of rows, in natural order, that see a column of the program's tile."""
+        assert self.causal is not None
+        names, rows = self.names, self.striped[True]
+        first = names.new("visible")
+        self.writer.emit(f"{first} = {self.striped[False].position(self.first)}")
+        begin = f"{rows.before(first)} // ROWS * ROWS"
+        if self.causal == self.row_count:
+            order = names.new("order")
+            return Loop(
+                f"for {order} in range({begin}, {self.causal}, ROWS):", (f"{start} = {rows.token(order)}",), True
+            )
+        return self._in_groups(start, begin, str(self.causal), self.causal, rows)
+
+    def _in_groups(self, start: str, begin: str, end: str, size: int, piece: StripedPiece | None = None) -> Loop:
         """
         Return one loop over the tiles of rows from position `begin` to `end` (expressions) of every group of `size`
-        rows: the compiler can overlap it with loads throughout.
+        rows: the compiler can overlap it with loads throughout. With the `piece` that a group is of a sequence in
+        striped order, positions are those in its natural order.
         """
         names, emit = self.names, self.writer.emit
         low, each, step, place = (names.new(n) for n in ("begin", "each", "step", "place"))
         emit(f"{low} = {begin}")
         emit(f"{each} = ({end} - {low} + ROWS - 1) // ROWS")
-        lines = (f"{place} = {low} + {step} % {each} * ROWS", f"{start} = {step} // {each} * {size} + {place}")
+        order = f"{low} + {step} % {each} * ROWS"
+        if piece is not None:
+            at = names.new("order")
+            lines = (f"{at} = {order}", f"{place} = {piece.token(at)}")
+        else:
+            lines = (f"{place} = {order}",)
+        lines = (*lines, f"{start} = {step} // {each} * {size} + {place}")
         return Loop(f"for {step} in range(0, {self.row_count // size} * {each}):", lines, True, place)
 
     def _outside(self, ranges: Ranges) -> str:

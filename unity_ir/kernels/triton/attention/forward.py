@@ -37,6 +37,8 @@ def forward(
     start, new, kept = (names.new(n) for n in ("start", "new", "kept"))
     for loop in body.loops(start, split=True):
         with writer.block(loop.head):
+            for line in loop.inside:
+                writer.emit(line)
             body.axis(False, start)
             score = names.new("score")
             text = body.score(loop.masked)
