@@ -57,7 +57,7 @@ DATA_DEPENDENT = {"rows_by_mask", "mixtral_eager"}
 AS_THEY_ARE = {"deberta_v2"}
 """Models that are not told to compute in float64 what they cast to float32, as torch.export refuses them then."""
 IN_FLOAT32 = {"mobilenetv3_small_050": 1e-7, "ghostnet_050": 1e-7}
-"""What counts as close where PyTorch rounds to float32: its gradient of hardsigmoid has 1/6 as `1.0f / 6.0f`."""
+"""`CLOSE` of models whose gradients PyTorch rounds to float32: hardsigmoid's backward has 1/6 as `1.0f / 6.0f`."""
 CLOSE = 1e-8
 """Largest difference of losses and gradients, relative to the largest element, that is rounding in float64."""
 

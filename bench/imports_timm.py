@@ -17,7 +17,7 @@ except ImportError:
 
 CLASSES = 5
 TOKENS = {"img_size": 32, "embed_dim": 24, "depth": 2, "num_heads": 3}
-"""Of plain transformers over patches."""
+"""Arguments that make a plain transformer over patches small."""
 WINDOWS = {"img_size": 64, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
 
 SIZES: Mapping[str, tuple[int, dict[str, Any]]] = {

@@ -36,7 +36,7 @@ SAVED_BACKWARD = (
     " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
     f"{_GRADIENTS}"
 )
-"""What follows from the scores `s`: softmax, result, logarithms of its sums, and gradients (from these logarithms)."""
+"""TDL text after the scores `s`: softmax, result, logarithms of its sums, and gradients (from these logarithms)."""
 _PROBABILITIES = f"{_SCORES}{SOFTMAX}"
 
 

@@ -1,4 +1,4 @@
-"""What a causal mask leaves to the busiest device, against counting it pair by pair."""
+"""Compare the part of its scores that the busiest device computes under a causal mask with a count of all pairs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_busiest_device_of_a_sequence_in_striped_order(order: tuple[int, int
 
 
 def test_pieces_in_striped_order_have_little_more_than_the_average():
-    """Of 8 pieces of attention and of its gradients, one in natural order has 1.88 times the average."""
+    """Divided in 8, causal attention and its gradients give the last piece of natural order 1.88 times the average."""
     shapes, dtypes = ((1, 2, 4096, 8),) * 3, ("f32",) * 3
     order = {"scale": 0.5, "stripes": 8, "rounds": 8, "block": 64}
     natural, striped = (

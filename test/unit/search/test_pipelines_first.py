@@ -70,7 +70,7 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
 
 @pytest.mark.slow
 def test_half_of_the_budget_is_left_to_plans_without_stages(monkeypatch: pytest.MonkeyPatch):
-    """Where looking for pipelines ends with their half, the search goes on, and finds what does without stages."""
+    """If the search for pipelines spends its half of the budget, the plan without stages is still found."""
     machine = boxes(2, 2, overhead=1e-9, bandwidth=1e10)
     graph = from_text("mlp,batch=8,hidden=16,layers=3,classes=4")
     monkeypatch.setattr(with_stages, "RECOMPUTES", 0.0)

@@ -1,4 +1,4 @@
-"""Where a sequence is divided, the joint search plans it in striped order, too."""
+"""The joint search tries striped order where its plan divides the sequence of causal attention."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from unity_ir.pcg.types import tensor_type
 del _maps
 
 UNFORESEEN = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-"""What mappings raise for arguments that they were not written for, such as dims of a scalar."""
+"""Exceptions that mappings raise for arguments that they were not written for, such as dims of a scalar."""
 IGNORED = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
 """Checks that torch.export has made already."""
 
