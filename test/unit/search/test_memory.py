@@ -36,6 +36,7 @@ from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.recompute import may_recompute
 from unity_ir.search.exact.shared_moves import has_shared_moves, least_cost_bound
 from unity_ir.search.exact.solver import Solver
+from unity_ir.search.joint.best_first import joint
 from unity_ir.search.layouts.objective import SPACE, Price
 from unity_ir.search.layouts.space import FREE_MOVE, Spaces
 from unity_ir.search.memory.lagrangian import (
@@ -49,6 +50,8 @@ from unity_ir.search.memory.lagrangian import (
     peak_upper_bound,
 )
 from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
+from unity_ir.search.recompute.priced import LayoutsWithRecompute
+from unity_ir.search.result import SearchResult
 from unity_ir.simulate.report import as_emitted
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
@@ -320,13 +323,33 @@ def test_weights_are_gathered_again_where_nothing_else_fits(monkeypatch: pytest.
     monkeypatch.setattr("unity_ir.search.strategies.joint.joint_within", refuses)
     monkeypatch.setattr("unity_ir.search.choose.candidates.USUAL", ("data-parallel", "fsdp"))
     monkeypatch.setattr("unity_ir.search.choose.candidates.with_recompute_and_pieces", lambda plan, *_, **__: plan)
-    monkeypatch.setattr("unity_ir.search.choose.winner.Chooser._recomputed", lambda *_: (None, []))
+    monkeypatch.setattr("unity_ir.search.choose.winner.Chooser._recomputed", lambda *_: [])
     found = run(graph, with_memory(FOUR, needs["zero3"]))
     assert found.graph == plans["zero3"]
     assert found.bound is not None
     assert found.bound <= found.cost.time
     with pytest.raises(UnityError, match=r"^search: no plan fits"):
         run(graph, with_memory(FOUR, needs["zero3"] - 1))
+
+
+@pytest.mark.parametrize(("more", "faster"), [(1.01, True), (1.5, False)])
+def test_layouts_of_about_equal_sums_are_compared_as_emitted(
+    more: float, faster: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Of graphs with and without rewrites the one of the lesser sum may be the slower one as emitted."""
+    graph, optimizer = build("mlp", batch=512, hidden=512, layers=4, classes=512), Optimizer()
+    plans = [run(graph, FOUR, name).graph for name in ("fsdp", "data-parallel", "expert")]
+    fast, *_, slow = sorted(plans, key=lambda plan: as_emitted(plan, FOUR, optimizer)[0])
+    assert as_emitted(fast, FOUR, optimizer)[0] < as_emitted(slow, FOUR, optimizer)[0]
+    found = joint(graph, FOUR, (), optimizer)
+    tried = [
+        LayoutsWithRecompute(replace(found, graph=plan), 0.0, least, (plan,))
+        for plan, least in ((slow, 1.0), (fast, more))
+    ]
+    monkeypatch.setattr("unity_ir.search.choose.winner.layouts_with_recompute", lambda *_: iter(tried))
+    now = SearchResult("joint", slow, cost(slow, FOUR, optimizer))
+    with choosing("joint", graph, FOUR, optimizer) as chooser:
+        assert chooser.with_recompute(now, found).graph == (fast if faster else slow)
 
 
 @pytest.mark.slow

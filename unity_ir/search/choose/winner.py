@@ -34,6 +34,9 @@ from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.recompute.priced import LayoutsWithRecompute, layouts_with_recompute
 from unity_ir.search.result import SearchResult
 
+Recomputed = tuple[LayoutsWithRecompute, list[PricedPlan]]
+"""Layouts of one graph where memory is short, with those of its plans with recompute that fit."""
+
 
 @contextmanager
 def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer) -> Generator[Chooser]:
@@ -131,12 +134,15 @@ class Chooser:
         if fastest.interrupted:
             return now
         try:
-            found, plans = self._recomputed(fastest)
-            best = self.emitted.fastest([(now.graph, now.cost), *plans])
+            tried = self._recomputed(fastest)
+            best = self.emitted.fastest([(now.graph, now.cost), *_all_plans(tried)])
         except KeyboardInterrupt:
             return replace(now, interrupted=True)
         if best[0] is now.graph:
             return now
+        chosen = _with_plan(tried, best)
+        assert chosen is not None
+        found, plans = chosen
         return self._of_recompute(best, plans, found, now.explored, self._bounded(found, plans))
 
     def at_hand(self, fastest: JointPlan) -> SearchResult | None:
@@ -162,18 +168,19 @@ class Chooser:
             return None
         return SearchResult(self.strategy, *plan, fastest.derivation, fastest.bound, fastest.explored, interrupted=True)
 
-    def _recomputed(self, fastest: JointPlan) -> tuple[LayoutsWithRecompute, list[PricedPlan]]:
+    def _recomputed(self, fastest: JointPlan) -> list[Recomputed]:
         """
-        Return the first layouts found from `fastest`, the plan found as if memory were not short, with which plans fit,
-        and these plans, with recompute; the last layouts, and no plan, if none fits.
+        Return the layouts found from `fastest`, the plan found as if memory were not short, each with those of its
+        plans with recompute that fit. Those of a second graph are tried if no plan of the first fits, or if they cost
+        at most `limits().alpha` times as much: the sum does not tell how much communication a plan overlaps.
         """
-        tried: list[tuple[LayoutsWithRecompute, list[PricedPlan]]] = []
+        tried: list[Recomputed] = []
         for found in layouts_with_recompute(fastest, self.serial, self.emitted.optimizer):
+            if _all_plans(tried) and found.least > limits().alpha * tried[0][0].least:
+                break
             plans = map(self._priced, found.plans(self.emitted.optimizer))
             tried.append((found, [plan for plan in plans if fits(*plan, self.emitted.optimizer)]))
-            if tried[-1][1]:
-                break
-        return tried[-1]
+        return tried
 
     def _of_recompute(
         self,
@@ -219,22 +226,25 @@ class Chooser:
         needs fewer bytes than that, an error that names the baseline instead.
         """
         by_hand = self.ask_baselines(self.serial)
-        found, plans = (None, []) if fastest.interrupted else self._recomputed(fastest)
-        bound = self._bounded(found, plans) if found is not None and plans else None
-        known = by_hand()
+        tried = [] if fastest.interrupted else self._recomputed(fastest)
+        bounds = {id(found): self._bounded(found, plans) for found, plans in tried[:1] if plans}
+        known, plans = by_hand(), _all_plans(tried)
         candidates = that_fit(known)
         if not plans and not candidates:
             least = min(known, key=lambda c: c.needs, default=None)
             raise refused if least is None else refused.naming_smaller(least.name, least.needs, least.seconds)
         best = self.emitted.fastest(plans or [self.emitted.plan(min(candidates, key=lambda c: c.emitted))], candidates)
-        is_own = any(best[0] is plan[0] for plan in plans)
-        if found is not None and (found.of.rewritten == self.serial or is_own):
-            if candidates and found.of.rewritten == self.serial:
-                # Baselines are of the graph without rewrites.
-                plans = [*plans, self.emitted.plan(min(candidates, key=lambda c: c.seconds))]
-            return self._of_recompute(best, plans, found, fastest.explored, bound or self._bounded(found, plans))
-        bound = self._bound_with_recompute(self.serial, best, 0.0 if found is None else found.price)
-        return SearchResult(self.strategy, *best, (), min(best[1].time, bound()), fastest.explored)
+        # Baselines are of the graph without rewrites.
+        of_source = next((each for each in tried if each[0].of.rewritten == self.serial), None)
+        chosen = _with_plan(tried, best) or of_source
+        if chosen is None:
+            bound = self._bound_with_recompute(self.serial, best, tried[0][0].price if tried else 0.0)
+            return SearchResult(self.strategy, *best, (), min(best[1].time, bound()), fastest.explored)
+        found, plans = chosen
+        if candidates and chosen is of_source:
+            plans = [*plans, self.emitted.plan(min(candidates, key=lambda c: c.seconds))]
+        bound = bounds.get(id(found)) or self._bounded(found, plans)
+        return self._of_recompute(best, plans, found, fastest.explored, bound)
 
     def _priced(self, graph: Graph) -> PricedPlan:
         return graph, cost(graph, self.machine, self.emitted.optimizer)
@@ -378,6 +388,16 @@ class Chooser:
         graph, priced, bound = faster_with_bound(proved, found, self.emitted.optimizer)
         of_bound = None if graph is best[0] else priced
         return SearchResult(result.strategy, *best, (), bound, result.explored, proved=of_bound)
+
+
+def _all_plans(tried: Sequence[Recomputed]) -> list[PricedPlan]:
+    """Return the plans of all layouts tried."""
+    return [plan for _, plans in tried for plan in plans]
+
+
+def _with_plan(tried: Sequence[Recomputed], plan: PricedPlan) -> Recomputed | None:
+    """Return the layouts that a plan is of; None if it is of none of those tried."""
+    return next((each for each in tried if any(plan[0] is own[0] for own in each[1])), None)
 
 
 def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[PricedPlan]:

@@ -58,6 +58,8 @@ class LayoutsWithRecompute:
     """The plan of the graph as if memory were not short."""
     price: float
     """In seconds per byte."""
+    least: float
+    """Seconds of the best layouts, with `price` charged for each byte held."""
     layouts: tuple[Graph, ...]
     """
     The parallel graph of the least seconds + price * bytes; where the solver groups mesh axes otherwise than by the
@@ -114,7 +116,7 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
         alike = [replace(found, graph=before, rewritten=source, plan=found.source, bound=None, derivation=()), found]
     price = price_of_memory(alike[0].graph, solver.spaces.machine, optimizer)
     if not price:
-        yield LayoutsWithRecompute(found, 0.0, (found.graph,))
+        yield LayoutsWithRecompute(found, 0.0, found.plan.seconds, (found.graph,))
         return
     priced = solver.with_price(Price(1.0, price, again=True))
     solved = [(of, priced.solve(of.rewritten)) for of in alike]
@@ -130,4 +132,4 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
 
     for of, best in solved:
         layouts = realise(of.rewritten, best, priced), *by_level(of.rewritten)
-        yield LayoutsWithRecompute(of, price, tuple(dict.fromkeys(layouts)))
+        yield LayoutsWithRecompute(of, price, best.seconds, tuple(dict.fromkeys(layouts)))
