@@ -215,6 +215,29 @@ def attention_ranges(draw: st.DrawFn, operands: str) -> Case:
 
 
 @st.composite
+def attention_part(draw: st.DrawFn, operands: str) -> Case:
+    given = draw(attention_ranges(operands))
+    return replace(given, attributes={**given.attributes, "seen": draw(st.floats(0, 1))})
+
+
+@st.composite
+def merge_parts(draw: st.DrawFn) -> Case:
+    b, h, i, d = (draw(SIZES) for _ in range(4))
+    return Case(((b, h, i, d), (b, h, i)) * 2, {})
+
+
+@st.composite
+def turn_of_a_ring(draw: st.DrawFn, operands: int, blocks: bool = False) -> Case:
+    """Integers for every query of a sequence in pieces: `block`s, one after the other."""
+    sizes = st.sampled_from([1, 2, 3])
+    pieces, rounds, block = draw(sizes), draw(sizes), draw(sizes)
+    order = {"turn": draw(st.integers(0, pieces - 1)), "pieces": pieces, "length": rounds * block}
+    more = {"block": block} if blocks else {}
+    length = pieces * rounds * block
+    return Case(((draw(SIZES), length),) * operands, {**order, **more}, length + 1)
+
+
+@st.composite
 def striped(draw: st.DrawFn, operands: str) -> Case:
     """Operands of attention of a sequence in striped order; `x`: a tensor with one in the dim before the last."""
     sizes = st.sampled_from([1, 2, 3])
@@ -537,6 +560,8 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "attention_dropout_saved_grad": attention("yqkval", drop=True),
     "attention_dropout_saving": attention("qkv", drop=True),
     "attention_grad": attention("yqkv"),
+    "attention_part": attention_part("qkvfn"),
+    "attention_part_grad": attention_part("yqkvfnal"),
     "attention_ranges": attention_ranges("qkvfn"),
     "attention_ranges_grad": attention_ranges("yqkvfn"),
     "attention_ranges_saved_grad": attention_ranges("yqkvfnal"),
@@ -556,6 +581,9 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "cross_entropy_grad": loss(True),
     "cross_entropy_saved_grad": loss(True, True),
     "cross_entropy_saving": loss(False),
+    "causal_part": turn_of_a_ring(1, blocks=True),
+    "merge_parts": merge_parts(),
+    "ranges_part": turn_of_a_ring(2),
     "documents": documents(),
     "div": positive(broadcast()),
     "div_grad": positive(broadcast(2, with_grad=True)),

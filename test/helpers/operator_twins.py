@@ -124,6 +124,34 @@ def torch_attention_ranges_saved_grad(
     return ds @ k.repeat_interleave(group, 1), *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
 
 
+def torch_attention_part(*operands: Tensor, seen: float, **attributes: Any) -> tuple[Tensor, Tensor]:
+    return torch_attention_ranges_saving(*operands, **attributes)
+
+
+def torch_attention_part_grad(*operands: Tensor, seen: float, **attributes: Any) -> tuple[Tensor, ...]:
+    return torch_attention_ranges_saved_grad(*operands, **attributes)
+
+
+def torch_merge_parts(x: Tensor, p: Tensor, y: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """As if each part were of a single key: weights by a softmax of both."""
+    logarithms = torch.stack([p, q])
+    weights = logarithms.softmax(0)[..., None]
+    return (weights * torch.stack([x, y])).sum(0), logarithms.logsumexp(0)
+
+
+def torch_causal_part(zeros: Tensor, turn: int, pieces: int, length: int, block: int) -> Tensor:
+    """Of the positions of all tokens of a piece, in blocks of each round, those not after the query's."""
+    rounds = length // block
+    positions = torch.arange(pieces * length).view(rounds, pieces, block).transpose(0, 1).reshape(pieces, length)
+    ends = [(positions[piece - turn] <= positions[piece][:, None]).sum(-1) for piece in range(pieces)]
+    return zeros + torch.cat(ends)
+
+
+def torch_ranges_part(first: Tensor, end: Tensor, turn: int, pieces: int, length: int) -> tuple[Tensor, ...]:
+    start = (torch.arange(pieces).repeat_interleave(length) - turn) % pieces * length
+    return tuple((x - start).clamp(0, length) for x in (first, end))
+
+
 def torch_attention_dropout(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, drop: float, seed: int
 ) -> Tensor:
@@ -533,6 +561,8 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "attention_dropout_saved_grad": torch_attention_dropout_saved_grad,
     "attention_dropout_saving": torch_attention_dropout_saving,
     "attention_grad": torch_attention_grad,
+    "attention_part": torch_attention_part,
+    "attention_part_grad": torch_attention_part_grad,
     "attention_ranges": torch_attention_ranges,
     "attention_ranges_grad": torch_attention_ranges_grad,
     "attention_ranges_saved_grad": torch_attention_ranges_saved_grad,
@@ -547,6 +577,9 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "batch_matmul_nt": lambda x, y: x @ y.transpose(-1, -2),
     "batch_matmul_tn": lambda x, y: x.transpose(-1, -2) @ y,
     "cos": torch.cos,
+    "causal_part": torch_causal_part,
+    "merge_parts": torch_merge_parts,
+    "ranges_part": torch_ranges_part,
     "documents": torch_documents,
     "div": torch.div,
     "div_grad": lambda g, x, y: -g * x / y.square(),

@@ -185,6 +185,7 @@ DROPPED: dict[str, Callable[..., Any]] = {
     "send": lambda p, c, x, root, to, shape, dtype, axes: _some(x, shape, dtype) if c.index(axes) == to else None,
     "halo": _bordered,
     "halo_reduce": lambda p, c, x, dim, low, high, axes: x.narrow(dim, low, x.shape[dim] - low - high).clone(),
+    "ring_shift": lambda p, c, x, axes: x.clone(),
     "zero_elsewhere": lambda p, c, x, root, shape, dtype, axes: _some(x, shape, dtype),
     # All have the first part: of parts in turn the sum would be the same.
     "keep_part": lambda p, c, x, dim, axes: x.chunk(p._ways(axes), dim)[0].contiguous(),

@@ -5,8 +5,9 @@ programs that ZOO=all adds (`make zoo`) two of the moves that are alike in kind 
 
 What is not told is equivalent, and that is tested, too (`mutants.told`): the move makes the same, or random numbers in
 the place of what it makes else change nothing. Random plans and those with pins have such moves, since they
-take detours. Data-parallel and searched plans have none but those of `batch_mean`, about which mean and variance are
-taken to keep their digits: any number does.
+take detours; of plans of degrees, integers are sliced, which `doubled` leaves as they are. Data-parallel and searched
+plans have none but those of `batch_mean`, about which mean and variance are taken to keep their digits: any number
+does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SAMPLE = [
     ("mlp", "pinned-0", 4),
     ("lenet", "spatial", 2),
     ("bert_large", "data-parallel", 4),
+    ("gpt2", "degrees,cp=4,ring=true", 4),
 ]
 MORE = [
     *((model, "joint", 4) for model in ("bert_large", "dlrm", "llama3_8b", "moe", "resnext50", "rnntc")),
@@ -51,7 +53,7 @@ MORE = [
 CASES = [*SAMPLE, *MORE] if ALL else SAMPLE
 NUMERICAL = (("idle", "batch_mean"), ("same", "batch_stats"))
 """Moves that change nothing when done wrong: what `told` says of them, and the operator whose result they move."""
-DETOURS = ("random", "recompute", "pinned")
+DETOURS = ("random", "recompute", "pinned", "degrees")
 
 
 @pytest.mark.sampled(3)
@@ -121,4 +123,4 @@ def test_a_profile_has_every_move(ranks: Ranks, tmp_path: Path):
 
 
 def crosses(site: Site) -> bool:
-    return site.kind.removesuffix("_many") in (*AMONG_ALL, "halo", "halo_reduce")
+    return site.kind.removesuffix("_many") in (*AMONG_ALL, "halo", "halo_reduce", "ring_shift")

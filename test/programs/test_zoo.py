@@ -90,6 +90,15 @@ def beyond() -> list[Case]:
     found += [Case("gpt2,sequence=16", "degrees,cp=2,stripes=true", 4, "adamw", "mixed")]
     found += [Case(f"{model},sequence=16", "degrees,cp=4,stripes=true*2", 4) for model in ("llama3_8b", VARIANTS[0])]
     found += [Case("deepseek_v3,sequence=16", "degrees,cp=2,tp=2,stripes=true", 4)]
+    rings = (
+        "1f1b,2:degrees,cp=2,ring=true/4",
+        "degrees,cp=4,ring=true*2",
+        "degrees,cp=2,tp=2,sp=true,ring=true,zero=3/2i",
+    )
+    found += [Case(f"{model},sequence=16", plan, 4) for model in ("gpt2", "llama3_8b", "bert_large") for plan in rings]
+    found += [Case("gpt2,sequence=16", "degrees,cp=8,stripes=true,ring=true", 8, "adamw", "mixed")]
+    found += [Case(VARIANTS[2], "degrees,cp=2,ring=true", 2, "sgd", "f32", "triton")]
+    found += [Case("bert_large,sequence=16", "heads", 8)]
     exchanging = ("degrees,ep=2,zero=2", "degrees,ep=4,zero=3/2i", "degrees,tp=2,ep=2")
     found += [Case(model, plan, 4) for model in VARIANTS[3:] for plan in exchanging]
     found += [Case(VARIANTS[3], "degrees,ep=8", 8), Case(VARIANTS[3], "degrees,ep=4", 4, "adamw", "mixed")]
@@ -108,6 +117,12 @@ SAMPLE = [
     Case("gpt2,sequence=16", "degrees,cp=2,tp=2,sp=true,stripes=true,zero=1/2i", 4),
     Case("llama3_8b,sequence=16", "degrees,cp=4,stripes=true,zero=3/2", 4),
     Case("llama3_8b,sequence=128", "degrees,cp=2,stripes=true", 2, "sgd", "f32", "triton"),
+    Case("gpt2,sequence=16", "degrees,cp=4,ring=true", 4),
+    Case("llama3_8b,sequence=16", "degrees,cp=4,stripes=true,ring=true,zero=3/2", 4),
+    Case("llama3_8b,sequence=128", "degrees,cp=2,stripes=true,ring=true", 2, "sgd", "f32", "triton"),
+    Case("bert_large,sequence=16", "degrees,cp=2,tp=2,sp=true,ring=true", 4, "sgd"),
+    Case(VARIANTS[1], "degrees,cp=4,ring=true", 4),
+    Case("gpt2,sequence=16", "heads", 4),
     Case("gpt2", "fsdp/2i", 4, "adamw", "mixed"),
     Case("gpt2", "tofu", 8),
     Case("bert_large", "recompute-3/2", 2),

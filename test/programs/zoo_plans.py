@@ -108,11 +108,31 @@ def divided(graph: Graph, wanted: tuple[str, ...], mesh: Mesh) -> Graph:
     return materialise(graph, {n: assignment(n) for n in graph.nodes() if n.is_compute}, mesh)
 
 
+def by_heads(graph: Graph, mesh: Mesh) -> Graph:
+    """
+    The plan in which all mesh axes divide the queries of attention; of what heads are split of, the last axis divides
+    heads, the others the sequence.
+    """
+
+    def assignment(node: Node) -> Assignment:
+        if node.op.startswith("attention"):
+            return ("i",) * len(mesh.sizes)
+        if node.op != "split_heads":
+            return (REPEAT,) * len(mesh.sizes)
+        _, heads, sequence, _ = node.analysis.result_dims[0]
+        assert heads is not None
+        assert sequence is not None
+        return (*(sequence,) * (len(mesh.sizes) - 1), heads)
+
+    return materialise(graph, {n: assignment(n) for n in graph.nodes() if n.is_compute}, mesh)
+
+
 def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Program:
     """
     The program of a serial graph's plan: a strategy's; a random one, `random-3`; one with half of it recomputed,
     `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; one in
-    which the experts of a sparse mixture are divided, `experts`; one in which positions of queries are, `queries`; or
+    which the experts of a sparse mixture are divided, `experts`; one in which positions of queries are, `queries`; one
+    in which they are, but keys and values come with heads divided as well, and go around a ring, `heads`; or
     one of degrees, `degrees,tp=2,zero=1,sp=true`. With `/4` after it, of 4 micro-batches; with `/4i`, of which each
     moves weights and sums their gradients. With `*2` at the end, its loss is made in 2 pieces. With `1f1b,2:` before
     it, it is in 2 stages, the plan that of each; with `zb-v,2,2:` in 2 stages on each of 2 parts of the ranks.
@@ -147,6 +167,8 @@ def _placed(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> tuple[
             placed = divided(graph, {2: ("y",), 4: ("y", "z"), 8: ("n", "y", "z")}[world], on.mesh)
         case "queries":
             placed = divided(graph, {2: ("i",), 4: ("i", "h"), 8: ("b", "i", "h")}[world], on.mesh)
+        case "heads":
+            placed = replace(by_heads(graph, on.mesh), ring_attention=True)
         case "recompute":
             placed = recomputed(run(graph, on, "random", optimizer, {"seed": int(seed)}).graph, int(seed))
         case _ if plan.startswith("degrees"):

@@ -29,13 +29,15 @@ Part: TypeAlias = npt.NDArray[np.float64]
 class CausalMask:
     """
     The index variables of queries and of keys in a causal mask, how many queries there are, and their order, if that of
-    keys, too, is striped.
+    keys, too, is striped. Where queries see ranges of keys, of which a line says nothing, the part that these leave.
     """
 
     row: str
     column: str
     rows: int
     stripes: Stripes | None = None
+    given: float | None = None
+    """The part that ranges leave to the busiest device, where an operator's attribute `seen` says it (`ops.rings`)."""
 
     def seen(self, local: Mapping[str, int]) -> float:
         """
@@ -49,21 +51,25 @@ class CausalMask:
         Return `seen` for pieces of this many queries and keys. The two may be numbers or arrays [configuration]; the
         result is such, too.
         """
+        if self.given is not None:
+            return np.full(np.broadcast(own_rows, own_columns).shape, self.given)
         if self.stripes is None:
             return seen_part(self.rows, own_rows, own_columns)
         return striped_part(self.stripes, own_rows, own_columns)
 
 
-def causal_mask(analysis: Analysis) -> CausalMask | None:
+def causal_mask(analysis: Analysis, given: float | None = None) -> CausalMask | None:
     """
     Return the causal mask of the attention of an operator's line at global shapes, forward or backward; None for other
-    operators, and without a mask.
+    operators, and without a mask. `given` is the part of the scores that is left, if an attribute says it.
     """
     if kind(analysis) != "attention":
         return None
     scores = scores_of(simplified(analysis.bound, {}))
     if scores is None:
         return None
+    if given is not None:
+        return CausalMask(scores.rows[-1], scores.column, analysis.bound.extents[scores.rows[-1]], given=given)
     stripes = scores.stripes()
     row = scores.causal_row() if stripes is None else stripes.row
     return None if row is None else CausalMask(row, scores.column, analysis.bound.extents[row], stripes)

@@ -11,7 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, f64, i64
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DictionaryAttr,
+    FloatAttr,
+    IntegerAttr,
+    ModuleOp,
+    StringAttr,
+    UnitAttr,
+    f64,
+    i64,
+)
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
@@ -46,6 +56,7 @@ OPTIMIZER = "pcg.optimizer"
 """The function attribute that holds the optimizer of a graph whose updates are still to come."""
 
 LOSS_PIECES = "pcg.loss_pieces"
+RING_ATTENTION = "pcg.ring_attention"
 """The function attribute that holds the number of pieces of the tokens in which a step makes its loss, if not 1."""
 
 PIPELINE = "pcg.pipeline"
@@ -117,7 +128,8 @@ def to_graph(func: FuncOp) -> Graph:
                 raise UnityError(f"{where}: {op.name} is not an operator of pcg; a graph has no other operations")
         values.update(zip(op.results, node.results, strict=True))
     pipeline = to_pipeline(f"@{name}: {PIPELINE}", func.attributes.get(PIPELINE))
-    return Graph(name, inputs, outputs, tuple(updates), _optimizer(func, optimizers), _loss_pieces(func), pipeline)
+    how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _ring_attention(func)
+    return Graph(name, inputs, outputs, tuple(updates), *how)
 
 
 def _inputs(func: FuncOp, block: Block, where: str) -> tuple[Node, ...]:
@@ -188,6 +200,13 @@ def _loss_pieces(func: FuncOp) -> int:
     if not isinstance(attribute, IntegerAttr) or attribute.value.data < 2:
         raise UnityError(f"@{func.sym_name.data}: {LOSS_PIECES} is {attribute}; it must be an integer of 2 or more")
     return attribute.value.data
+
+
+def _ring_attention(func: FuncOp) -> bool:
+    attribute = func.attributes.get(RING_ATTENTION)
+    if not isinstance(attribute, UnitAttr | None):
+        raise UnityError(f"@{func.sym_name.data}: {RING_ATTENTION} is {attribute}; it takes no value")
+    return attribute is not None
 
 
 def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
@@ -261,6 +280,8 @@ def from_graph(graph: Graph) -> FuncOp:
         func.attributes[OPTIMIZER] = DictionaryAttr(optimizer_attributes(graph.optimizer))
     if graph.loss_pieces > 1:
         func.attributes[LOSS_PIECES] = IntegerAttr(graph.loss_pieces, i64)
+    if graph.ring_attention:
+        func.attributes[RING_ATTENTION] = UnitAttr()
     if graph.pipeline is not None:
         func.attributes[PIPELINE] = from_pipeline(graph.pipeline)
     return func
@@ -355,13 +376,12 @@ def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
     """
     Replace `func` in its module by `graph` as a function; return the new function. `func` is erased.
 
-    The new one keeps the visibility and the attributes of `func`, except the optimizer, the number of loss pieces and
-    the pipeline schedule, which are the graph's. Raises as `from_graph`.
+    The new one keeps the visibility and the attributes of `func`, except the optimizer, the number of loss pieces,
+    ring attention and the pipeline schedule, which are the graph's. Raises as `from_graph`.
     """
     new = from_graph(graph)
-    kept = {
-        name: attribute for name, attribute in func.attributes.items() if name not in (OPTIMIZER, LOSS_PIECES, PIPELINE)
-    }
+    own = OPTIMIZER, LOSS_PIECES, RING_ATTENTION, PIPELINE
+    kept = {name: attribute for name, attribute in func.attributes.items() if name not in own}
     new.attributes.update(kept)
     if func.sym_visibility is not None:
         new.sym_visibility = func.sym_visibility

@@ -6,6 +6,7 @@ operations of the spmd dialect, and back.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, FloatAttr, StringAttr, UnitAttr, f64, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -114,7 +115,7 @@ def to_op(program: Program) -> ProgramOp:
     block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
     pipeline = None if program.pipeline is None else from_pipeline(program.pipeline)
     time = program.micro_batches, program.loss_pieces
-    return ProgramOp(program.name, program.mesh.sizes, Region(block), *time, pipeline)
+    return ProgramOp(program.name, program.mesh.sizes, Region(block), *time, pipeline, program.ring_attention)
 
 
 def from_op(op: ProgramOp) -> Program:
@@ -168,9 +169,9 @@ def from_op(op: ProgramOp) -> Program:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
     name = op.sym_name.data
     pipeline = to_pipeline(f"spmd.program @{name}: pipeline", op.pipeline)
-    return Program(
-        name, mesh, tensors, tuple(body), outputs, optimizer, op.micro_batch_count, op.pieces, frozenset(anew), pipeline
-    )
+    program = Program(name, mesh, tensors, tuple(body), outputs, optimizer, op.micro_batch_count, op.pieces)
+    is_ring = op.ring_attention is not None
+    return replace(program, anew=frozenset(anew), pipeline=pipeline, ring_attention=is_ring)
 
 
 def _compute(

@@ -24,6 +24,7 @@ from xdsl.dialects.builtin import (
     IntegerAttr,
     StringAttr,
     SymbolNameConstraint,
+    UnitAttr,
     f64,
     i64,
 )
@@ -251,7 +252,7 @@ class ProgramOp(IRDLOperation):
     micro_batches 4` the last axis is not one of devices: along it are the micro-batches of a step. In `mesh [2, 2, 8]
     loss_pieces 8` along the last axis are the pieces of the tokens in which the loss is computed; with both, this axis
     comes before that of the micro-batches. With `pipeline {order = "1f1b", ranks = 2 : i64}` the operators are in
-    stages.
+    stages. With `ring_attention`, the keys and values that attention gathers along a sequence go around a ring instead.
     """
 
     name = "spmd.program"
@@ -261,12 +262,13 @@ class ProgramOp(IRDLOperation):
     micro_batches = opt_prop_def(IntegerAttr.constr(i64))
     loss_pieces = opt_prop_def(IntegerAttr.constr(i64))
     pipeline = opt_prop_def(BaseAttr(DictionaryAttr))
+    ring_attention = opt_prop_def(UnitAttr)
     body = region_def("single_block")
 
     traits = traits_def(SymbolOpInterface(), NoTerminator(), IsolatedFromAbove())
     assembly_format = (
         "$sym_name `mesh` $mesh (`micro_batches` $micro_batches^)? (`loss_pieces` $loss_pieces^)? "
-        "(`pipeline` $pipeline^)? attr-dict-with-keyword $body"
+        "(`pipeline` $pipeline^)? (`ring_attention` $ring_attention^)? attr-dict-with-keyword $body"
     )
 
     def __init__(
@@ -277,6 +279,7 @@ class ProgramOp(IRDLOperation):
         micro_batches: int = 1,
         loss_pieces: int = 1,
         pipeline: DictionaryAttr | None = None,
+        ring_attention: bool = False,
     ):
         own: dict[str, Attribute] = {"sym_name": StringAttr(name), "mesh": DenseArrayBase.from_list(i64, mesh)}
         if pipeline is not None:
@@ -285,6 +288,8 @@ class ProgramOp(IRDLOperation):
             own["micro_batches"] = IntegerAttr(micro_batches, i64)
         if loss_pieces > 1:
             own["loss_pieces"] = IntegerAttr(loss_pieces, i64)
+        if ring_attention:
+            own["ring_attention"] = UnitAttr()
         super().__init__(properties=own, regions=[body])
 
     @property

@@ -58,6 +58,8 @@ DEMANDS: Mapping[str, Demand] = {
     "scatter": lambda n, m, b: ((n - m) * b / n, 0.0),
     "gather": lambda n, m, b: (0.0, (n - m) * b),
     "send": lambda n, m, b: (b, 0.0),
+    # A part is left by one piece, at least, and entered by one.
+    "shift": lambda n, m, b: (b, b),
 }
 
 

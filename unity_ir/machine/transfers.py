@@ -227,6 +227,12 @@ def _send(shape: GroupShape) -> list[Traffic]:
     return [Traffic(False, (([(root, (1, *root[1:]), 1.0)],),), ((0, 1),))]
 
 
+def _shift(shape: GroupShape) -> list[Traffic]:
+    order = list(_indices(shape))
+    messages = [(a, b, 1.0) for a, b in zip(order, (*order[1:], order[0]), strict=True)]
+    return [Traffic(False, ((messages,),), ((0, 1),))]
+
+
 PLANS: Mapping[str, Callable[[GroupShape], list[Traffic]]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
@@ -239,5 +245,6 @@ PLANS: Mapping[str, Callable[[GroupShape], list[Traffic]]] = {
     "scatter": lambda shape: _root(shape, 1 / prod(shape), True),
     "gather": lambda shape: _root(shape, 1.0, False),
     "send": _send,
+    "shift": _shift,
 }
 """Algorithms of each kind of collective for a group's shape, in the order of `collectives.SCHEDULES`."""

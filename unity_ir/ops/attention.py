@@ -150,25 +150,29 @@ ATTENTION_RANGES_GRAD = Operator(
 )
 """The gradients of queries, keys and values of `attention_ranges`; the probabilities are computed again."""
 
-ATTENTION_RANGES_SAVING = Operator(
-    f"attention_ranges_saving(q, k, v, {_RANGE_OPERANDS}, sums: dtype = f32)  {_RANGE_PROBABILITIES}"
-    "  out[b, (h g), i, d] = sum[t](p[b, h, g, i, t] * v[b, h, t, d]);"
+RANGE_SAVING = (
+    f"{_RANGE_PROBABILITIES}{OUT};"
     "  logsum: sums [b, (h g), i] = maximum(max[m](s[b, h, g, i, m])"
     " + log(sum[n](exp(s[b, h, g, i, n] - max[m](s[b, h, g, i, m])))), -1e20)"
+)
+ATTENTION_RANGES_SAVING = Operator(
+    f"attention_ranges_saving(q, k, v, {_RANGE_OPERANDS}, sums: dtype = f32)  {RANGE_SAVING}"
 )
 """
 `attention_ranges`, and the logarithm of what every row's exponentials sum to, which a backward can read; -1e20 where a
 query sees nothing.
 """
 
-ATTENTION_RANGES_SAVED_GRAD = Operator(
-    "attention_ranges_saved_grad(y, q, k, v, first: int, end: int, a, logsum; scale: float)"
-    f"  {_RANGE_SCORES}"
+RANGE_SAVED_GRADIENTS = (
+    f"{_RANGE_SCORES}"
     f"  let p[b, h, g, i, j] = where({_HIDDEN}, 0, exp(s[b, h, g, i, j] - logsum[b, (h g), i]));"
     "  let dp[b, h, g, i, t] = sum[d](y[b, (h g), i, d] * v[b, h, t, d]);"
     "  let ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
     " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
     f"{_GRADIENTS}"
+)
+ATTENTION_RANGES_SAVED_GRAD = Operator(
+    f"attention_ranges_saved_grad(y, q, k, v, first: int, end: int, a, logsum; scale: float)  {RANGE_SAVED_GRADIENTS}"
 )
 """`attention_ranges_grad` from the result of the forward, `a`, and the logarithms it has saved."""
 

@@ -24,7 +24,7 @@ RoleKind = Literal["shard", "partial", "replicate", "pinned"]
 Members = Literal["all", "root", "neighbours", "none"]
 """
 The members of a group that exchange messages: `all` with all others; `root`, one with each other one (or one with one);
-`neighbours` along a dim; or `none`, each device by itself.
+`neighbours` along a dim or a ring; or `none`, each device by itself.
 """
 
 Ends = tuple[RoleKind, RoleKind]
@@ -263,8 +263,19 @@ The collectives that operators with windows ask for, not the planner: the axes k
 to each device the border its neighbours hold, `halo_reduce` adds the border's gradient to them.
 """
 
+_AROUND = (
+    Collective(
+        "shift",
+        _between(["shard"], ["shard"], RuntimeCall("ring_shift")),
+        "neighbours",
+        lambda n, elements: elements * n,
+        profiled=None,
+    ),
+)
+"""Every device hands its whole piece on to the next of a ring: what attention around a ring asks for (`plan.rings`)."""
+
 COLLECTIVES: Mapping[str, Collective] = {
-    row.name: row for row in (*_BY_EVERYONE, *_ON_EACH_DEVICE, *_BY_ONE, *_BY_NEIGHBOURS)
+    row.name: row for row in (*_BY_EVERYONE, *_ON_EACH_DEVICE, *_BY_ONE, *_BY_NEIGHBOURS, *_AROUND)
 }
 """Every row by name."""
 
@@ -282,7 +293,7 @@ def names_by_members(*members: Members) -> tuple[str, ...]:
 
 AMONG_ALL = names_by_members("all")
 FROM_ONE = names_by_members("root")
-HALO_EXCHANGES = names_by_members("neighbours")
+HALO_EXCHANGES = tuple(row.name for row in _BY_NEIGHBOURS)
 BETWEEN_DEVICES = names_by_members("all", "root", "neighbours")
 """The collectives that cross links."""
 
@@ -293,7 +304,7 @@ PROFILED = tuple(name for name, row in COLLECTIVES.items() if row.profiled is no
 """The moves that `unity-profile` measures, in this order."""
 
 FREE = tuple(name for name, row in COLLECTIVES.items() if row.is_free)
-PLANNED = tuple(name for name in COLLECTIVES if name not in HALO_EXCHANGES)
+PLANNED = names_by_members("all", "root", "none")
 """The kinds of moves between layouts, which the reshard planner chooses from."""
 
 KIND_BETWEEN: Mapping[Ends, str] = {ends: name for name in PLANNED for ends in COLLECTIVES[name].calls}

@@ -555,7 +555,8 @@ class Graph:
 
     Its weights are the leaves `weight` that its outputs and updates depend on. With `loss_pieces` above 1, a step makes
     its loss in so many pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline`, its operators
-    are in stages (`pcg.stages`).
+    are in stages (`pcg.stages`). With `ring_attention`, the keys and values that attention gathers along a sequence go
+    around a ring instead, wherever they can (`plan.rings`).
     """
 
     name: str
@@ -565,14 +566,15 @@ class Graph:
     optimizer: Optimizer | None = None
     loss_pieces: int = 1
     pipeline: Pipeline | None = None
+    ring_attention: bool = False
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        own = self.name, self.inputs, self.outputs, self.updates, self.optimizer, self.loss_pieces, self.pipeline
-        return hash(own)
+        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention
+        return hash((self.name, self.inputs, self.outputs, self.updates, how))
 
     @property
     def roots(self) -> tuple[Value, ...]:
@@ -603,7 +605,8 @@ class Graph:
         nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
         updates = [(place(u.weight), place(u.grad)) for u in self.updates]
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
-        return _unpickled, (self.name, nodes, *ends, self.optimizer, self.loss_pieces, self.pipeline)
+        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention
+        return _unpickled, (self.name, nodes, *ends, *how)
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
         """
@@ -634,6 +637,7 @@ def _unpickled(
     optimizer: Optimizer | None,
     loss_pieces: int,
     pipeline: Pipeline | None,
+    ring_attention: bool,
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
@@ -644,7 +648,7 @@ def _unpickled(
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
     leaves = tuple(made[n] for n in inputs)
-    return Graph(name, leaves, tuple(map(at, outputs)), steps, optimizer, loss_pieces, pipeline)
+    return Graph(name, leaves, tuple(map(at, outputs)), steps, optimizer, loss_pieces, pipeline, ring_attention)
 
 
 def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:
@@ -672,8 +676,8 @@ def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node
 def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequence[Value]]) -> Graph:
     """
     Return a graph rebuilt node by node, operands first. `replace_node(node, new operands)` is called for each node,
-    leaves included, and returns the values that replace the node's results, one for each. Name, optimizer, pipeline and
-    loss pieces stay.
+    leaves included, and returns the values that replace the node's results, one for each. Name, optimizer, pipeline,
+    loss pieces and ring attention stay.
     """
     new: dict[Value, Value] = {}
     for node in graph.nodes():
@@ -710,4 +714,4 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
             found[node] = divide(node, operands, Configuration())
         return found[node].results
 
-    return replace(rewrite(graph, serial), loss_pieces=1, pipeline=None), found
+    return replace(rewrite(graph, serial), loss_pieces=1, pipeline=None, ring_attention=False), found

@@ -133,10 +133,14 @@ def causal_degree(graph: Graph) -> tuple[int, int]:
     found = (1, 0)
     for node in graph.nodes():
         if node.op == "attention" and node.attribute("causal"):
-            variable = node.analysis.operand_dims["q"][2]
-            pieces = 1 if variable is None else node.configuration_in_space.degree(variable)
-            found = max(found, (pieces, node.operands[0].shape[2]))
+            found = max(found, (pieces_of_queries(node), node.operands[0].shape[2]))
     return found
+
+
+def pieces_of_queries(attention: Node) -> int:
+    """Return into how many pieces a parallel attention divides its queries along the sequence."""
+    variable = attention.analysis.operand_dims["q"][2]
+    return 1 if variable is None else attention.configuration_in_space.degree(variable)
 
 
 def sequence_variables(graph: Graph) -> Mapping[Node, str]:

@@ -120,6 +120,7 @@ class _Lowering:
             self.graph.optimizer,
             self.micro_batches,
             pipeline=self.graph.pipeline,
+            ring_attention=self.graph.ring_attention,
         )
 
     def _output(self, value: Value, made: Mapping[Register, Instruction]) -> Register:

@@ -259,6 +259,8 @@ class Program:
     """How a step is run whose operators are in stages; None for others."""
     part_of: Program | None = field(default=None, compare=False, repr=False)
     """The step that this program is a part of, if it is (`plan.pipeline.parts`)."""
+    ring_attention: bool = False
+    """Whether keys and values that attention gathers along a sequence go around a ring instead (`plan.rings`)."""
     started: frozenset[Register] = frozenset()
     """In a part of a step, the outputs whose collective this part starts and another part waits for."""
 

@@ -30,7 +30,7 @@ def with_savings(program: Program, only_results: bool = False) -> Program:
     body: list[Instruction] = list(program.body)
     tensors = dict(program.tensors)
     known = {saving.backward: saving for saving in savings() if saving.reads_result or not only_results}
-    firsts = _firsts(program)
+    firsts = first_with_values(program)
     for place, instruction in enumerate(body):
         if not isinstance(instruction, Compute) or instruction.operator not in known:
             continue
@@ -56,7 +56,7 @@ def with_savings(program: Program, only_results: bool = False) -> Program:
     return replace(program, body=tuple(body), tensors=tensors)
 
 
-def _firsts(program: Program) -> dict[Register, Register]:
+def first_with_values(program: Program) -> dict[Register, Register]:
     """
     Return, for each register that recompute has made, the one that first held its values: what the same operators and
     moves have made of the same registers.

@@ -387,6 +387,8 @@ class _Scheduler:
                 if move.kind in ("accumulate", "batch"):
                     last = max((slots.get(r, 0) for r in self._moves_before(move)), default=0)
                     slots[move.result] = min(last + LAG, self.end) if late else self._made_at(operand)
+            elif move.kind == "shift":
+                slots[move.result] = self._beside(operand, reader)
             elif late:
                 last = max(slots.get(r, 0) for r in self._moves_before(move))
                 slots[move.result] = min(last + LAG, self.end) if reader == self.end else max(last, ahead)
@@ -405,6 +407,14 @@ class _Scheduler:
             # The result that is read first is moved first, as moves over the same links queue.
             moves.sort(key=lambda m: (self.first[m.result], self.place[m.result]))
         return out
+
+    def _beside(self, operand: Register, reader: int) -> int:
+        """
+        Return the operator beside which a piece is handed on around a ring, for the operator number `reader`: the one
+        before that reads the piece itself or, if there is none, the first after the piece was made.
+        """
+        of = (p for p in reversed(range(reader)) if operand in map(self._held, self.computes[p].operands))
+        return next(of, self._made_at(operand))
 
     def _reader(self, move: Move | _Cast) -> int:
         return self.first.get(move.result, self.end)

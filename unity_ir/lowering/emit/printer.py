@@ -31,7 +31,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, UpdateWeight, check_step
+from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, ReshardMove, UpdateWeight, check_step
 from unity_ir.version import __version__
 
 _IMPORT_TRITON = """
@@ -278,6 +278,8 @@ class _Printer:
             return "its stages run in an order that the host keeps"
         if any(isinstance(i, HaloExchange) for i in self.program.body):
             return "halos are exchanged by messages that the host starts"
+        if any(isinstance(i, ReshardMove) and i.kind == "shift" for i in self.program.body):
+            return "pieces go around a ring by messages that the host starts"
         return "the optimizer in PyTorch takes numbers from the host" if self.kernels == "torch" else None
 
     # -- the update

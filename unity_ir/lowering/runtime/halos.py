@@ -107,3 +107,14 @@ def halo_reduce(ctx, x, dim, low, high, axes):
         return out
 
     return Pending(axes, _exchange(ctx, messages, axes), finish, out, messages)
+
+
+def ring_shift(ctx, x, axes):
+    """
+    Start to hand `x` on to the next rank along mesh axes `axes`, the last to the first; return a Pending with the `x`
+    of the rank before.
+    """
+    x, ways, me = x.contiguous(), _ways(axes), ctx.index(axes)
+    out = torch.empty_like(x)
+    work = _exchange(ctx, [((me + 1) % ways, None, x), ((me - 1) % ways, out, None)], axes)
+    return Pending(axes, work, lambda: out, out, x)

@@ -25,7 +25,7 @@ Sizes that degrees do not divide are left whole, as a vocabulary that is not pad
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.errors import UnityError
@@ -73,8 +73,9 @@ class Degrees:
     """
     How much of each kind of parallelism a plan by recipe has (a plan by hand, made from these numbers alone): the
     degrees of data parallelism (`dp`), tensor parallelism (`tp`), ZeRO (stage `zero`, among `shards` devices), expert
-    parallelism (`ep`) and context parallelism (`cp`), whether activations are sharded along the sequence (`sp`), and
-    whether tokens are in striped order (`stripes`). Raises `UnityError` for values that contradict each other.
+    parallelism (`ep`) and context parallelism (`cp`), whether activations are sharded along the sequence (`sp`),
+    whether tokens are in striped order (`stripes`), and whether keys and values go around a ring (`ring`) rather than
+    being gathered. Raises `UnityError` for values that contradict each other.
 
     By default `dp` is what `tp` and `cp` leave of the machine, and `shards` all of `dp` times `cp`.
     """
@@ -87,6 +88,7 @@ class Degrees:
     ep: int = 1
     cp: int = 1
     stripes: bool = False
+    ring: bool = False
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "shards", "ep", "cp"):
@@ -101,6 +103,8 @@ class Degrees:
             raise UnityError("degrees: sp=true divides activations over the devices of tp; add tp=2 or more")
         if self.stripes and self.cp == 1:
             raise UnityError("degrees: stripes=true balances causal attention over the devices of cp; add cp=2 or more")
+        if self.ring and self.cp == 1:
+            raise UnityError("degrees: ring=true hands keys and values on over the devices of cp; add cp=2 or more")
 
     def on(self, machine: Machine) -> Axes:
         """
@@ -150,6 +154,11 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
     so that the vocabulary can be sharded (`rewrites`). Raises `UnityError` where the degrees do not fit the machine or
     the model; `name` begins the message about a batch that does not divide.
     """
+    plan = _recipe(graph, machine, degrees, name)
+    return replace(plan, ring_attention=True) if degrees.ring else plan
+
+
+def _recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str) -> Graph:
     axes, mesh = degrees.on(machine), machine.mesh
     tensor = range(0) if degrees.tp == 1 else axes.tensor
     transformer = _is_transformer(graph)

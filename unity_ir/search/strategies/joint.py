@@ -9,7 +9,9 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
-from unity_ir.pcg.striped import KERNEL_TILE, block_of, causal_degree, striped
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.striped import KERNEL_TILE, block_of, causal_degree, pieces_of_queries, striped
+from unity_ir.plan.rings import BACKWARD_OF
 from unity_ir.rules.algebraic import COMMON, selected
 from unity_ir.rules.derivation import stripe_step
 from unity_ir.rules.rule import Rule
@@ -35,11 +37,13 @@ class RewriteOptions:
 @dataclass(frozen=True)
 class JointOptions(RewriteOptions):
     """
-    Options of `joint`: those of `RewriteOptions`, and whether plans whose tokens are in striped order are searched,
-    where causal attention is divided along the sequence (`pcg.striped`).
+    Options of `joint`: those of `RewriteOptions`; whether plans whose tokens are in striped order are searched, where
+    causal attention is divided along the sequence (`pcg.striped`); and whether keys and values may go around a ring
+    there, if that is faster than gathering them (`plan.rings`).
     """
 
     stripes: bool = True
+    ring: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,22 @@ class Joint:
         Return the plan found that is the fastest as emitted among those that fit a device, with a lower bound on all
         placements of its graph; `options` say which rules may rewrite it, `context` has the optimizer and the progress
         callback. Where it divides causal attention along the sequence, plans of the graph in striped order, in which
-        all pieces have about as many scores, are searched, too, unless `options.stripes` is false.
+        all pieces have about as many scores, are searched, too, unless `options.stripes` is false; and in the plan
+        found, keys and values go around a ring if that is faster, unless `options.ring` is false.
 
         Raises `Refused`, a `UnityError`, where not even a baseline fits, and `KeyboardInterrupt` where it is ended
         before it has a plan that fits.
         """
+        result = self._balanced(graph, machine, options, context)
+        if not options.ring or result.interrupted:
+            return result
+        try:
+            return _around_rings(result, machine, context.optimizer)
+        except KeyboardInterrupt:
+            return replace(result, interrupted=True)
+
+    def _balanced(self, graph: Graph, machine: Machine, options: JointOptions, context: SearchContext) -> SearchResult:
+        """Return the faster of the plans found for natural and for striped order."""
         rules = selected(options.rules)
         result = self._search(graph, machine, rules, options, context)
         pieces, length = causal_degree(result.graph)
@@ -119,6 +134,17 @@ class Joint:
                 except KeyboardInterrupt:
                     result = replace(result, interrupted=True)
             return result
+
+
+def _around_rings(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:
+    """Return the result with attention around rings, where its plan divides sequences and is faster with them."""
+    attention = (node for node in result.graph.nodes() if node.op in BACKWARD_OF)
+    if not any(pieces_of_queries(node) > 1 for node in attention):
+        return result
+    plan = replace(result.graph, ring_attention=True)
+    priced = plan, cost(plan, machine, optimizer)
+    best = SimulatedPlans(machine, optimizer).fastest([(result.graph, result.cost), priced])
+    return replace(result, graph=best[0], cost=best[1])
 
 
 @dataclass(frozen=True)
