@@ -26,6 +26,7 @@ from unity_ir.search import run
 
 ADAMW = Optimizer("adamw")
 SAMPLE = [("mlp", "joint", 4, "mixed"), ("gpt2", "fsdp", 2, "mixed"), ("lenet", "data-parallel", 2, "f32")]
+SAMPLE += [("gpt2", "degrees", 2, "mixed")]
 MORE = [
     (model, ("data-parallel", "fsdp", "joint")[i % 3], 2, ("f32", "mixed")[i // 3 % 2])
     for i, model in enumerate(sorted(SIZES))
@@ -38,7 +39,8 @@ CASES = [*SAMPLE, *MORE] if os.environ.get("ZOO") == "all" else SAMPLE
 @pytest.mark.parametrize(("model", "strategy", "world", "dtype"), CASES)
 def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: str, world: int, dtype: str):
     graph, on = of_type(build(model, **SIZES[model]), dtype), machine(MACHINES[world])
-    plan = plan_graph(run(graph, on, strategy, ADAMW).graph, on, ADAMW)
+    options = {"cp": world, "ring": True} if strategy == "degrees" else None
+    plan = plan_graph(run(graph, on, strategy, ADAMW, options).graph, on, ADAMW)
     tensors = plan.program.tensors
 
     def is_here(register: int) -> bool:

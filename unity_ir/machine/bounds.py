@@ -59,7 +59,7 @@ DEMANDS: Mapping[str, Demand] = {
     "gather": lambda n, m, b: (0.0, (n - m) * b),
     "send": lambda n, m, b: (b, 0.0),
     # A part is left by one piece, at least, and entered by one.
-    "shift": lambda n, m, b: (b, b),
+    "ring_shift": lambda n, m, b: (b, b),
 }
 
 

@@ -215,7 +215,7 @@ SCHEDULES: Mapping[str, Callable[[Sequence[Span]], list[CollectiveSchedule]]] = 
     "scatter": lambda spans: _from_one(spans, 1 / _size(spans)),
     "gather": lambda spans: _from_one(spans, 1.0),
     "send": _send,
-    "shift": _halo,
+    "ring_shift": _halo,
 }
 """
 The algorithms of each kind, for groups that span at least one level. Bytes are those of the piece before it; of halo

@@ -245,6 +245,6 @@ PLANS: Mapping[str, Callable[[GroupShape], list[Traffic]]] = {
     "scatter": lambda shape: _root(shape, 1 / prod(shape), True),
     "gather": lambda shape: _root(shape, 1.0, False),
     "send": _send,
-    "shift": _shift,
+    "ring_shift": _shift,
 }
 """Algorithms of each kind of collective for a group's shape, in the order of `collectives.SCHEDULES`."""

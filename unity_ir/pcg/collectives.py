@@ -265,7 +265,7 @@ to each device the border its neighbours hold, `halo_reduce` adds the border's g
 
 _AROUND = (
     Collective(
-        "shift",
+        "ring_shift",
         _between(["shard"], ["shard"], RuntimeCall("ring_shift")),
         "neighbours",
         lambda n, elements: elements * n,

@@ -2,14 +2,14 @@
 Have attention go around a ring: devices that divide a sequence hand their keys and values on, piece by piece, beside
 the attention to those that they have, in the place of gathering all of them first (Liu et al., 2023).
 
-    k, v = all_gather(k0), all_gather(v0)          k1, v1 = shift(k0), shift(v0)      under way beside the next line
-    out = attention(q, k, v)                       out, sums = attention_part(q, k0, v0)
-                                               ->  k2, v2 = shift(k1), shift(v1)
-                                                   out, sums = merge_parts(out, sums, *attention_part(q, k1, v1))
-                                                   ..
+    k, v = all_gather(k0), all_gather(v0)      k1, v1 = ring_shift(k0), ring_shift(v0)
+    out = attention(q, k, v)                   out, sums = attention_part(q, k0, v0)
+                                           ->  k2, v2 = ring_shift(k1), ring_shift(v1)
+                                               out, sums = merge_parts(out, sums, *attention_part(q, k1, v1))
+                                               ..
 
-In the backward the gradients of a piece's keys and values go around with it, each device adding its own, and one place
-further, home. No device ever holds more than two pieces.
+What is handed on is under way beside the line after it. In the backward the gradients of a piece's keys and values go
+around with it, each device adding its own, and one place further, home. No device ever holds more than two pieces.
 
 The lines are those of a program as any other: they are scheduled, priced, simulated and printed as such. That each
 device attends to a piece of its own is said by types: the pieces of a sequence are counted as samples, so queries and
@@ -393,7 +393,7 @@ class _Writer:
 
     def _shift(self, ring: Ring, register: Register) -> Register:
         result = self._register(self.tensors[register])
-        self.body.append(ReshardMove(register, result, "shift", ring.axes, 0, 0))
+        self.body.append(ReshardMove(register, result, "ring_shift", ring.axes, 0, 0))
         return result
 
     def _cast(self, register: Register, dtype: str) -> Register:

@@ -387,7 +387,7 @@ class _Scheduler:
                 if move.kind in ("accumulate", "batch"):
                     last = max((slots.get(r, 0) for r in self._moves_before(move)), default=0)
                     slots[move.result] = min(last + LAG, self.end) if late else self._made_at(operand)
-            elif move.kind == "shift":
+            elif move.kind == "ring_shift":
                 slots[move.result] = self._beside(operand, reader)
             elif late:
                 last = max(slots.get(r, 0) for r in self._moves_before(move))

@@ -58,7 +58,7 @@ def test_every_layer_goes_around_the_devices_of_cp(degrees: Degrees, axes: tuple
     pieces = 2 ** len(axes)
     kinds = [i.kind for i in made.body if isinstance(i, ReshardMove)]
     # Keys and values, forward and backward, and gradients of both, of which the last goes home.
-    assert kinds.count("shift") == 2 * (4 * (pieces - 1) + 2 * pieces)
+    assert kinds.count("ring_shift") == 2 * (4 * (pieces - 1) + 2 * pieces)
     gathered = {v for r in found for i in (*r.forwards, *r.backwards) for v in i.operands}
     assert not any(isinstance(i, ReshardMove) and i.kind == "all_gather" and i.result in gathered for i in made.body)
     # What a device holds at once of keys and values are pieces, not the sequence.
@@ -97,7 +97,7 @@ def test_pieces_are_under_way_beside_attention():
     lines = [line.action for line in schedule(program).lines]
     attention = [n for n, a in enumerate(lines) if isinstance(a, Compute) and a.operator.startswith("attention_part")]
     reads = {r for n in attention for r in lines[n].operands}  # pyright: ignore
-    started = {a.result: n for n, a in enumerate(lines) if isinstance(a, ReshardMove) and a.kind == "shift"}
+    started = {a.result: n for n, a in enumerate(lines) if isinstance(a, ReshardMove) and a.kind == "ring_shift"}
     waited = {r: n for n, a in enumerate(lines) if isinstance(a, Wait) for r in a.registers}
     handed_on = [r for r in started if r in reads]
     assert len(handed_on) == 2 * 2 * 2 * 7

@@ -24,6 +24,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.listing import listing
 from unity_ir.plan.plan import plan_graph
 from unity_ir.plan.program import Compute, Fused
+from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate
 from unity_ir.simulate.memory import held_over_time
@@ -41,6 +42,8 @@ def planned(model: str, strategy: str, dtype: str) -> tuple[Graph, Graph]:
     """A model, and its plan on 8 GPUs."""
     graph = models.build(model, **(MODELS.get(model) or SIZES[model]))
     graph = mixed_precision(graph, "bf16") if dtype == "bf16" else graph
+    if strategy == "ring":
+        return graph, recipe(graph, load("dgx-h100:1"), Degrees(cp=4, tp=2, sp=True, ring=True))
     return graph, run(graph, load("dgx-h100:1"), strategy).graph
 
 
@@ -79,6 +82,11 @@ def test_tasks_are_the_lines_of_the_program(model: str, strategy: str, dtype: st
     for name, label in zip(done, expected, strict=True):
         # A launcher is named after its operators, then their shapes.
         assert name.startswith(label.what.replace(AND, "_")), (name, label)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_ring_is_replayed_as_it_runs(dtype: str):
+    test_tasks_are_the_lines_of_the_program("gpt2", "ring", dtype)
 
 
 @pytest.mark.slow

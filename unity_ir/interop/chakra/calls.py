@@ -89,7 +89,7 @@ def messages(call: NetworkCall, group: Sequence[int]) -> list[NetworkMessage]:
         case "gather":
             root = group[call.to]
             return [(other, root, call.bytes) for other in group if other != root]
-        case "shift":
+        case "ring_shift":
             return [(device, after, call.bytes) for device, after in zip(group, (*group[1:], group[0]), strict=True)]
         case "halo" | "halo_reduce":
             found: list[NetworkMessage] = []

@@ -278,7 +278,7 @@ class _Printer:
             return "its stages run in an order that the host keeps"
         if any(isinstance(i, HaloExchange) for i in self.program.body):
             return "halos are exchanged by messages that the host starts"
-        if any(isinstance(i, ReshardMove) and i.kind == "shift" for i in self.program.body):
+        if any(isinstance(i, ReshardMove) and i.kind == "ring_shift" for i in self.program.body):
             return "pieces go around a ring by messages that the host starts"
         return "the optimizer in PyTorch takes numbers from the host" if self.kernels == "torch" else None
 
