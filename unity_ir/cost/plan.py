@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -32,6 +32,7 @@ from unity_ir.pcg.sharding import Layout, Placement, dual, pins_of, place
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.moves import plan_moves
+from unity_ir.plan.rings import BACKWARD_OF, MOST_PIECES
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class Reshard:
     again: tuple[Move, ...] = ()
     is_kept: bool = False
     """Whether what every micro-batch reads alike is moved in the first alone, and kept."""
+    goes_around: bool = False
+    """Whether what it gathers goes around a ring instead (`plan.rings`): no device holds more than its own piece."""
 
     @property
     def forward_moves(self) -> tuple[tuple[Move, str], ...]:
@@ -188,6 +191,8 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
         twice = () if again.isdisjoint(at) else forward
         is_kept = value.node.op == "reuse" and not twice and reused[_root(value), target] == 1
         out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward, twice, is_kept))
+    if graph.ring_attention:
+        out = [replace(reshard, goes_around=_goes_around(reshard, graph, placement)) for reshard in out]
     return out
 
 
@@ -273,6 +278,23 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     )
 
 
+def _goes_around(reshard: Reshard, graph: Graph, placement: Placement) -> bool:
+    """Return whether a reshard gathers keys or values for attention alone that can go around a ring."""
+    gathered = {axis for move in reshard.forward if move.kind == "all_gather" for axis in move.axes}
+    pieces = prod(placement.mesh.sizes[axis] for axis in gathered)
+    users = [*reshard.users]
+    for user in users:
+        if user.is_parallel:
+            users += [each for each, _ in graph.users().get(user.result, ())]
+    return 2 <= pieces <= MOST_PIECES and all(
+        user.op in BACKWARD_OF
+        and gathered == {axis for axis, what in enumerate(placement.assignments[user]) if what == "i"}
+        and dict(user.attributes).get("stripes", pieces) == pieces
+        for user in users
+        if user.is_compute
+    )
+
+
 def _additions(graph: Graph, part: Mapping[Node, str], with_gradient: Collection[Node], machine: Machine) -> float:
     """Return the seconds in which gradients of what all pieces of the loss read alike are added up."""
     again, seconds = graph.loss_pieces - 1, 0.0
@@ -309,7 +331,7 @@ def _read_there(reshard: Reshard, keeps: Keeps) -> bool:
     """Return whether the backward reads the result of a reshard. A value with a halo always is a tensor of its own."""
     if any(m.kind in HALO_EXCHANGES for m in reshard.forward):
         return True
-    if reshard.again:
+    if reshard.again or reshard.goes_around:
         return False
     return any(
         keeps.operands(user)[i]

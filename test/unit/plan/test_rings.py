@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from graphs import boxes
 
+from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import build
@@ -117,6 +118,9 @@ def test_it_is_priced_as_it_is_emitted():
     around, lower_peak = as_emitted(replace(plan, ring_attention=True), machine, ADAMW)[:2]
     assert around < without
     assert lower_peak < peak
+    # Of keys and values, which the backward reads, each device keeps its own piece, which it has in either case.
+    before, after = (cost(replace(plan, ring_attention=ring), machine, ADAMW).memory_bytes for ring in (False, True))
+    assert before - after == 2 * 2 * 16384 * 256 * 4
 
 
 @pytest.mark.slow

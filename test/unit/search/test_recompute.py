@@ -30,7 +30,7 @@ from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import groups
-from unity_ir.search.recompute.fit import recomputed
+from unity_ir.search.recompute.fit import _least, recomputed
 from unity_ir.search.recompute.min_cut import SavedValues, recomputed_at_price
 from unity_ir.search.run import DoesNotFit
 from unity_ir.simulate.report import as_emitted
@@ -254,3 +254,28 @@ def test_stages_gather_weights_in_every_micro_batch_where_recompute_is_not_enoug
     # 7 products in each of the 2 layers of a stage.
     assert again[1:] == [14] * 4
     assert again[0] == once[0] - 28 > 0
+
+
+def test_auto_goes_on_to_plans_that_save_less_where_saved_bytes_come_in_steps():
+    """All plans with more than two of five steps saved are over the limit by a byte."""
+    steps = 10**6
+
+    class InSteps:
+        layers = (None,)
+
+        def bytes(self, again: tuple[frozenset[int]]) -> float:
+            return float(steps * (5 - len(again[0])))
+
+        def at(self, price: float) -> tuple[frozenset[int]]:
+            return (frozenset(range(5)),)
+
+        def with_least_time(self, most: float) -> tuple[frozenset[int]]:
+            return (frozenset(range(5 - int(most // steps))),)
+
+        def marked(self, again: tuple[frozenset[int]]) -> frozenset[int]:
+            return again[0]
+
+    def need(plan: frozenset[int]) -> int:
+        return 1001 if len(plan) < 3 else 999
+
+    assert len(_least(InSteps(), 1, need, 1000)) == 3  # pyright: ignore

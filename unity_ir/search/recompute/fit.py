@@ -222,7 +222,8 @@ def _least(within: Recomputable, over: int, need: Callable[[Graph], int], limit:
             if -over < spare:
                 break
         else:
-            high = target
+            # The plan may save less than it may: the next one must save less than this one does.
+            high = target = min(target, within.bytes(again))
         # Bytes that are saved come in steps: aim at the middle of what may be left free.
         target -= over + spare / 2
     return best or most
