@@ -79,12 +79,14 @@ def torch_range_probabilities(q: Tensor, k: Tensor, first: Tensor, end: Tensor, 
     return torch.where(seen, scores.softmax(-1), 0.0)
 
 
-def torch_attention_ranges(q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float) -> Tensor:
+def torch_attention_ranges(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float, causal: int = 0
+) -> Tensor:
     return torch_range_probabilities(q, k, first, end, scale) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
 def torch_attention_ranges_saving(
-    q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float, sums: str
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float, sums: str, causal: int = 0
 ) -> tuple[Tensor, Tensor]:
     assert sums == "f32"
     seen = torch_seen(k, first, end)
@@ -93,7 +95,7 @@ def torch_attention_ranges_saving(
 
 
 def torch_attention_ranges_grad(
-    y: Tensor, q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float
+    y: Tensor, q: Tensor, k: Tensor, v: Tensor, first: Tensor, end: Tensor, scale: float, causal: int = 0
 ) -> tuple[Tensor, ...]:
     group = q.shape[1] // k.shape[1]
     p = torch_range_probabilities(q, k, first, end, scale)
@@ -113,6 +115,7 @@ def torch_attention_ranges_saved_grad(
     a: Tensor,
     logsum: Tensor,
     scale: float,
+    causal: int = 0,
 ) -> tuple[Tensor, ...]:
     group = q.shape[1] // k.shape[1]
     seen = torch_seen(k, first, end)

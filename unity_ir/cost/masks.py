@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +21,8 @@ from unity_ir.forms.attention import Stripes, scores_of
 from unity_ir.forms.kinds import kind
 from unity_ir.forms.rewrite import simplified
 from unity_ir.tdl.divisibility import Analysis
+
+NO_ATTRIBUTES: Mapping[str, object] = MappingProxyType({})
 
 Counts: TypeAlias = int | npt.NDArray[np.int64]
 Part: TypeAlias = npt.NDArray[np.float64]
@@ -58,21 +61,24 @@ class CausalMask:
         return striped_part(self.stripes, own_rows, own_columns)
 
 
-def causal_mask(analysis: Analysis, given: float | None = None) -> CausalMask | None:
+def causal_mask(analysis: Analysis, attributes: Mapping[str, object] = NO_ATTRIBUTES) -> CausalMask | None:
     """
     Return the causal mask of the attention of an operator's line at global shapes, forward or backward; None for other
-    operators, and without a mask. `given` is the part of the scores that is left, if an attribute says it.
+    operators, and without a mask. `attributes` are the operator's: `seen` is the part of the scores that ranges leave,
+    and with `causal` 1 ranges leave no more than a causal mask does (`ops.attention`).
     """
     if kind(analysis) != "attention":
         return None
     scores = scores_of(simplified(analysis.bound, {}))
     if scores is None:
         return None
-    if given is not None:
-        return CausalMask(scores.rows[-1], scores.column, analysis.bound.extents[scores.rows[-1]], given=given)
     stripes = scores.stripes()
     row = scores.causal_row() if stripes is None else stripes.row
-    return None if row is None else CausalMask(row, scores.column, analysis.bound.extents[row], stripes)
+    given = attributes.get("seen")
+    part = given if isinstance(given, float) else None
+    if row is None and (part is not None or attributes.get("causal")):
+        row = scores.rows[-1]
+    return None if row is None else CausalMask(row, scores.column, analysis.bound.extents[row], stripes, part)
 
 
 def seen_part(rows: float, own_rows: Counts | Part, own_columns: Counts | Part) -> npt.NDArray[np.float64]:

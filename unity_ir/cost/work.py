@@ -93,9 +93,7 @@ def mask_of_operator(
     Return the causal mask of the attention that the operator named `operator` computes; None if it is no attention, or
     has no such mask. The arguments are those of `kind_of_operator`.
     """
-    given = dict(attributes).get("seen")
-    seen = given if isinstance(given, float) else None
-    return causal_mask(find_operator(operator).bind(shapes, attributes, dtypes), seen)
+    return causal_mask(find_operator(operator).bind(shapes, attributes, dtypes), dict(attributes))
 
 
 def adds_gradients(node: Node, weight: Value) -> bool:

@@ -128,7 +128,8 @@ class Builder:
         if documents is None:
             return self.op("merge_heads", self.op("attention", q, k, v, scale=scale, causal=int(causal)))
         first, end, _ = documents
-        return self.op("merge_heads", self.op("attention_ranges", q, k, v, first, end, scale=scale))
+        past = int(documents[0].node.attribute("causal"))
+        return self.op("merge_heads", self.op("attention_ranges", q, k, v, first, end, scale=scale, causal=past))
 
     def gated_mlp(self, x: Value, name: str, intermediate: int) -> Value:
         """

@@ -124,7 +124,7 @@ _RANGE_PROBABILITIES = (
     f"  let p[b, h, g, i, j] = where({_HIDDEN}, 0, u[b, h, g, i, j] / sum[n](u[b, h, g, i, n]));"
 )
 """The softmax of the scores of the keys that a query sees."""
-_RANGE_OPERANDS = "first: int, end: int; scale: float"
+_RANGE_OPERANDS = "first: int, end: int; scale: float, causal: int = 0"
 
 
 def _attention_ranges_gradient(of: Application) -> Sequence[Tensor | None]:
@@ -139,6 +139,7 @@ ATTENTION_RANGES = Operator(
 """
 `attention` in which query i of sample b sees the keys at positions `first[b, i]` to `end[b, i] - 1`: the document it is
 part of, where samples are packed of several; a sliding window; what is before it. A query that sees none gets zeros.
+With `causal` 1 no query sees a key after itself: the result does not depend on it, but prices do (`cost.masks`).
 """
 
 ATTENTION_RANGES_GRAD = Operator(
@@ -172,7 +173,8 @@ RANGE_SAVED_GRADIENTS = (
     f"{_GRADIENTS}"
 )
 ATTENTION_RANGES_SAVED_GRAD = Operator(
-    f"attention_ranges_saved_grad(y, q, k, v, first: int, end: int, a, logsum; scale: float)  {RANGE_SAVED_GRADIENTS}"
+    f"attention_ranges_saved_grad(y, q, k, v, first: int, end: int, a, logsum; scale: float, causal: int = 0)"
+    f"  {RANGE_SAVED_GRADIENTS}"
 )
 """`attention_ranges_grad` from the result of the forward, `a`, and the logarithms it has saved."""
 

@@ -339,6 +339,7 @@ class _Writer:
     def _attributes(self, ring: Ring, compute: Compute, turn: int) -> dict[str, AttrValue]:
         given, pieces = dict(compute.attributes), self._pieces(ring)
         length = self.of.tensors[self.finder.given(compute)[0]].shape[SEQUENCE] // pieces
+        # What ranges leave is no more than a causal mask in natural order does, if they are causal.
         block = _block(given, length)
         return {"scale": given["scale"], "seen": 1.0 if block is None else seen_in_turn(turn, length, block)}
 

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from unity_ir.cost.masks import causal_mask, seen_part, striped_part
-from unity_ir.cost.work import work
+from unity_ir.cost.masks import CausalMask, causal_mask, seen_part, striped_part
+from unity_ir.cost.work import mask_of_operator, work
 from unity_ir.forms.attention import Stripes
 from unity_ir.ops import operator
 
@@ -61,6 +61,24 @@ def test_other_lines_have_no_causal_mask():
     found = causal_mask(operator("attention").bind(shapes, (("causal", 1), ("scale", 0.5)), dtypes))
     assert found is not None
     assert (found.row, found.rows) == ("i", 16)
+
+
+def test_ranges_are_causal_where_their_operator_says_so():
+    """Then as many scores are left as under a causal mask, at most; of part of a ring, what it says."""
+    shapes, dtypes = (QUERIES, KEYS, KEYS, (2, 16), (2, 16)), ("f32", "f32", "f32", "i64", "i64")
+
+    def mask(name: str, **given: float) -> CausalMask | None:
+        return mask_of_operator(name, shapes, operator(name).attributes({"scale": 0.5, **given}), dtypes)
+
+    assert mask("attention_ranges") is None
+    found, part = mask("attention_ranges", causal=1), mask("attention_part", seen=0.25)
+    assert found is not None
+    assert part is not None
+    for rows in (1, 4, 16):
+        local = {found.row: rows, found.column: 16}
+        assert found.seen(local) == float(seen_part(16, rows, 16))
+        assert part.seen(local) == 0.25
+    assert part.part(np.array([1, 4]), np.array([16, 16])).tolist() == [0.25, 0.25]
 
 
 @pytest.mark.parametrize("order", [(4, 2, 3), (2, 4, 2), (4, 4, 1), (1, 4, 2)])

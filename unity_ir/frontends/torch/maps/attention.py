@@ -69,7 +69,8 @@ def attention(
         k, v = undo_repeat_kv(k), undo_repeat_kv(v)
     if ranges is not None:
         first, end = (expand(site.value(limit), (q.shape[0], q.shape[2])) for limit in ranges)
-        return reshape(op("attention_ranges", q, k, v, first, end, scale=by), site.shape)
+        past = q.shape[2] == k.shape[2] and bool((ranges[1] <= torch.arange(q.shape[2]) + 1).all())
+        return reshape(op("attention_ranges", q, k, v, first, end, scale=by, causal=int(past)), site.shape)
     if dropout_p:
         drop = {"drop": float(dropout_p), "seed": site.seeds()}
         return reshape(op("attention_dropout", q, k, v, scale=by, causal=int(causal), **drop), site.shape)
