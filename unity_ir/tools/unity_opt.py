@@ -188,8 +188,8 @@ class UnityOpt(xDSLOptMain):
 
     def setup_pipeline(self) -> None:
         """
-        Check the options, and make the pipeline of passes from them: mixed precision and search, if these are asked
-        for, then the passes of `-p`.
+        Check the options, and make the pipeline of passes from them: freezing, mixed precision and search, if these are
+        asked for, then the passes of `-p`.
 
         Raises `UnityError` for options that contradict each other, and for unknown passes and arguments.
         """
@@ -263,6 +263,11 @@ class UnityOpt(xDSLOptMain):
             mixed: Any = self.available_passes["pcg-mixed-precision"]()
             first = mixed(**mixed_precision_options(self.args.mixed_precision))
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
+        if self.args.freeze is not None:
+            frozen: Any = self.available_passes["pcg-freeze"]()
+            self.pipeline = PassPipeline(
+                (frozen(weights=self.args.freeze), *self.pipeline.passes), self.pipeline.callback
+            )
         if self.args.print_ir_after is not None:
             self.pipeline = _printing(self.pipeline, self.args.print_ir_after, self.args.print_op_generic)
 

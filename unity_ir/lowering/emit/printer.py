@@ -307,7 +307,7 @@ class _Printer:
             return (
                 "def update(weights, grads, moments, t, rate=1.0, scale=1.0):\n"
                 f'    """{what}\n    learning rate, by gradients times `scale`."""\n'
-                "    for name, weight in weights.items():\n"
+                "    for name, weight in trained(weights).items():\n"
                 f"        {optimizer.name}_torch({', '.join(words)})  # {optimizer.name}\n"
                 + ("" if cast is None else _CAST)
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from unity_ir.lowering.runtime.pieces import Weights, init_moments, init_weights, piece, whole, wholes
+from unity_ir.lowering.runtime.pieces import Weights, init_moments, init_weights, piece, trained, whole, wholes
 from unity_ir.lowering.runtime.plan import (
     CLIP,
     COARSEST,
@@ -72,13 +72,14 @@ def rounding(plain, batch, wanted):
 def gradients(weights, batch):
     """
     Return (loss, {name: gradient}) of `reference`, by autograd; `weights` and `batch` are whole tensors by name.
-    Weights that the loss does not use get zeros. The dict has the next values of running statistics, too.
+    Trained weights that the loss does not use get zeros. The dict has the next values of running statistics, too.
     """
-    leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
+    leaves = {n: w.detach().clone().requires_grad_() for n, w in trained(weights).items()}
     kept: dict = {}
-    loss = reference(leaves, batch, kept) if RUNNING else reference(leaves, batch)
+    given = {**weights, **leaves}
+    loss = reference(given, batch, kept) if RUNNING else reference(given, batch)
     if not loss.requires_grad:
-        return loss.detach(), {n: torch.zeros_like(w) for n, w in weights.items()} | kept
+        return loss.detach(), {n: torch.zeros_like(w) for n, w in leaves.items()} | kept
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return loss.detach(), dict(zip(leaves, found)) | {n: value.detach() for n, value in kept.items()}
 
@@ -105,8 +106,8 @@ def in_double(ctx, weights, local):
             weights = double.Weights({n: _double(w) for n, w in weights.items()})
             local = {n: x if x is None else _double(x) for n, x in local.items()}
             grads = double.forward_backward(ctx.flight.apart(ctx, double) if ctx.flight else ctx, weights, local)[1]
-        parts = {n: grads[n] for n in double.WEIGHTS}
-        found = {n: g for n, (g, _) in double.wholes(ctx, parts, double.WEIGHTS).items()}
+        parts = {n: grads[n] for n in trained(double.WEIGHTS)}
+        found = {n: g for n, (g, _) in double.wholes(ctx, parts, trained(double.WEIGHTS)).items()}
     except Exception:  # kernels may fail to compile or to run in many ways; then the check reports float32's errors
         found = None
     return found if everywhere(ctx, found is not None) else None
@@ -122,7 +123,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
     if start:
         read_weights(ctx, weights, start)
     moments = init_moments(weights)
-    wrong = check_update(ctx, weights)
+    wrong, updated = check_update(ctx, weights), trained(WEIGHTS)
     loose = NORM_TOLERANCES.get(COARSEST)
 
     def compare(what, got, want):
@@ -144,8 +145,8 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
     def state():
         """Return the weights and each of the moments, whole, and how far copies of them are apart."""
-        own = [weights, *({n: moments[n][k] for n in moments} for k in range(len(STATE)))]
-        return [wholes(ctx, {n: part.get(n) for n in WEIGHTS}, WEIGHTS) for part in own]
+        own = [(weights, WEIGHTS), *(({n: moments[n][k] for n in moments}, updated) for k in range(len(STATE)))]
+        return [wholes(ctx, {n: part.get(n) for n in specs}, specs) for part, specs in own]
 
     after = state()
     wrong += wrong_casts(ctx, "before step 0:", weights)
@@ -170,9 +171,9 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             what = f"step {t}: running statistic {n}"
             line = compare(what, same(what, *g), want.pop(n))
             wrong += [line] if line else []
-        parts = {n: grads[n] for n in WEIGHTS}
-        got = {n: same(f"step {t}: gradient of {n}", *g) for n, g in wholes(ctx, parts, WEIGHTS).items()}
-        off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
+        parts = {n: grads[n] for n in updated}
+        got = {n: same(f"step {t}: gradient of {n}", *g) for n, g in wholes(ctx, parts, updated).items()}
+        off = {n: line for n in updated if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
         if not everywhere(ctx, not off):
             ctx.note_progress()
             wrong += unexplained_gradients(ctx, off, got, want, plain, batch, mine, local, notes)
@@ -188,12 +189,15 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         update(weights, grads, moments, t + 1, 1.0, scale)
         wrong += wrong_casts(ctx, f"step {t}:", weights)
         after = state()
-        for n in WEIGHTS:
+        for n in updated:
             kinds = ("weight", *(KEPT[s] for s in STATE))
             found = [same(f"step {t}: {what} {n}", *values[n]) for what, values in zip(kinds, after)]
             grad = got[n].double() * scale
             line = compare_update(f"step {t}: weight {n}", n, t + 1, [b[n] for b in before], grad, found)
             wrong += [line] if line else []
+        for n in WEIGHTS.keys() - updated.keys():
+            found = same(f"step {t}: frozen weight {n}", *after[0][n])
+            wrong += [] if torch.equal(before[0][n], _double(found)) else [f"step {t}: frozen weight {n} has changed"]
     return wrong
 
 
@@ -229,8 +233,8 @@ def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, not
     double = in_double(ctx, weights, local)
     if double is None:
         return list(off.values())
-    wrong = []
-    for n, spec in WEIGHTS.items():
+    wrong, updated = [], trained(WEIGHTS)
+    for n in updated:
         error = (double[n] - want[n]).abs()
         scale = float(want[n].abs().max()) if want[n].numel() else 0.0
         # In half precision a token may go to another expert: no size of the error is too much.
@@ -245,7 +249,7 @@ def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, not
             wrong.append(off[n])
     if not wrong and notes is not None:
         notes.append(
-            f"{len(off)} of {len(WEIGHTS)} gradients differ in {str(COARSEST)[6:]} from PyTorch's in float64, such as: "
+            f"{len(off)} of {len(updated)} gradients differ in {str(COARSEST)[6:]} from PyTorch's in float64, such as: "
             f"{next(iter(off.values()), 'on another rank')}; the same program in float64 equals it, so this is rounding"
         )
     return wrong
@@ -344,7 +348,7 @@ def check_update(ctx, weights):
     its weight decay with OPTIMIZER's; return up to 8 messages of all ranks. Changes no weight. All ranks call it.
     """
     wrong = []
-    for number, (name, weight) in enumerate(weights.items()):
+    for number, (name, weight) in enumerate(trained(weights).items()):
         # float32 rounds least, so small errors show; the weight's own type is what the program uses.
         for dtype in dict.fromkeys((torch.float32, weight.dtype)):
             for t in STEPS if number < 2 else STEPS[number % len(STEPS) :][:1]:
@@ -369,7 +373,7 @@ def _decays(weights):
     """
     if OPTIMIZER[0] == "sgd":
         return
-    alike = {tuple(hyperparameters(name).items()): name for name in reversed(list(weights))}
+    alike = {tuple(hyperparameters(name).items()): name for name in reversed(list(trained(weights)))}
     for name in alike.values():
         p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weights[name].device)[:-1]
         after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)

@@ -333,7 +333,7 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
 
 def _contents():
     """Return the part of the record that must equal the program's that loads it; the plan may be another."""
-    weights = {name: [list(spec.shape), str(spec.dtype)] for name, spec in WEIGHTS.items()}
+    weights = {n: [list(s.shape), str(s.dtype), *["frozen"] * s.frozen] for n, s in WEIGHTS.items()}
     settings = {**OPTIMIZER[1], **RECIPE}
     return {"name": NAME, "optimizer": OPTIMIZER[0], "hyperparameters": settings, "weights": weights}
 
