@@ -1,4 +1,7 @@
-"""Programs of models of which only adapters or the last layers are trained, against PyTorch in f64."""
+"""
+Programs of models of which only adapters or the last layers are trained, and moving averages of these, against PyTorch
+in f64.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import torch
 import torch_models
 from ranks import Ranks, check
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tuned import tuned
 
 from unity_ir.frontends.torch.imported import Imported, from_torch
@@ -32,7 +36,7 @@ from unity_ir.plan.program import ReshardMove
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
 
-STEPS, RATE, CLIP = 3, 1e-2, 0.05
+STEPS, RATE, CLIP, EMA = 3, 1e-2, 0.05, 0.7
 
 
 class LoRALinear(nn.Module):
@@ -84,6 +88,7 @@ def by_pytorch(name: str) -> dict[str, Any]:
     module = copy.deepcopy(module)
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}
     adamw = torch.optim.AdamW(named.values(), lr=RATE, weight_decay=0.1)
+    averaged = AveragedModel(module, multi_avg_fn=get_ema_multi_avg_fn(EMA))
     found: dict[str, Any] = {"losses": [], "norms": [], "gradients": []}
     for _ in range(STEPS):
         with torch_models.InDouble():
@@ -94,14 +99,16 @@ def by_pytorch(name: str) -> dict[str, Any]:
         found["gradients"].append({n: p.grad.numpy().copy() for n, p in named.items() if p.grad is not None})
         found["norms"].append(float(nn.utils.clip_grad_norm_(named.values(), CLIP)))
         adamw.step()
-    return {**found, "weights": {n: p.detach().numpy() for n, p in module.named_parameters()}}
+        averaged.update_parameters(module)
+    whole = {"weights": module, "averages": averaged.module}
+    return found | {what: {n: p.detach().numpy() for n, p in of.named_parameters()} for what, of in whole.items()}
 
 
 def step(graph: Graph, where: str, plan: str) -> Graph:
     on = load(where)
     is_recipe = plan.startswith("tp")
     made = recipe(graph, on, Degrees(tp=2, zero=int(plan[2:]))) if is_recipe else run(graph, on, plan).graph
-    adamw = Optimizer("adamw", RATE, weight_decay=0.1, clip=CLIP)
+    adamw = Optimizer("adamw", RATE, weight_decay=0.1, clip=CLIP, ema=EMA)
     return fuse_collectives(differentiate(made, adamw, on.mesh))
 
 
@@ -139,13 +146,17 @@ def test_three_steps_equal_those_of_pytorch(ranks: Ranks, name: str, where: str,
         assert grads.keys() == wanted.keys() == trained
         for n, grad in grads.items():
             np.testing.assert_allclose(grad, wanted[n], rtol=1e-6, atol=1e-11, err_msg=n)
-    assert found["weights"].keys() == want["weights"].keys()
-    for n, weight in found["weights"].items():
+    assert found["weights"].keys() == found["averages"].keys() == want["weights"].keys()
+    for n in given:
+        weight, average = found["weights"][n], found["averages"][n]
         if n in trained:
             np.testing.assert_allclose(weight, want["weights"][n], rtol=0, atol=1e-8, err_msg=n)
+            np.testing.assert_allclose(average, want["averages"][n], rtol=0, atol=1e-8, err_msg=n)
             assert not np.allclose(weight, given[n], rtol=0, atol=1e-4), n
+            assert not np.allclose(weight, average, rtol=0, atol=1e-4), n
         else:
             np.testing.assert_array_equal(weight, given[n], err_msg=n)
+            np.testing.assert_array_equal(average, given[n], err_msg=n)
 
 
 def test_in_fsdp_frozen_weights_rest_in_shards_are_gathered_and_not_reduced():
@@ -170,6 +181,16 @@ MUTANTS = {
         "    for name, weight in trained(weights).items():\n",
         "    for name, weight in [*trained(weights).items()][1:]:\n",
         "the update of model.layers.0.self_attn.q_proj.lora_A.weight",
+    ),
+    "the average begins at zero": (
+        "    keep = ema * (1.0 - 0.0 ** (step - 1.0))\n    take = 1.0 - ema * (1.0 - 0.0 ** (step - 1.0))\n",
+        "    keep = ema\n    take = 1.0 - ema\n",
+        "average of it is not what PyTorch's adamw makes",
+    ),
+    "the average is of the weight before": (
+        "    average.mul_(keep).add_(take * p)\n",
+        "    average.mul_(keep).add_(take * (p + step_size * m))\n",
+        "average of it is not what PyTorch's adamw makes",
     ),
 }
 

@@ -10,7 +10,8 @@ from ranks import whole
 def tuned(program: Any, weights: dict[str, Any], batch: dict[str, Any], steps: int) -> dict[str, Any]:
     """
     Train `steps` steps from whole `weights` on one `batch` (with the tables), numpy arrays by name. Return the losses,
-    norms and gradients of each, whole, the `weights` after them, and the names of those that have moments.
+    norms and gradients of each, whole, the `weights` after them, their `averages` (with frozen ones as they are), and
+    the names of those that have moments.
     """
     import torch
 
@@ -29,4 +30,5 @@ def tuned(program: Any, weights: dict[str, Any], batch: dict[str, Any], steps: i
         parts = program.wholes(ctx, {n: grads.get(n) for n in specs}, specs)
         found["gradients"].append({n: value.numpy().copy() for n, (value, _) in parts.items()})
         program.update(own, grads, moments, t + 1, 1.0, float(program.clip_scale(norm)))
-    return {**found, "weights": whole(program, ctx, own)}
+    averages = whole(program, ctx, program.averaged(own, moments, steps))
+    return {**found, "weights": whole(program, ctx, own), "averages": averages}

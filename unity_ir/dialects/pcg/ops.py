@@ -348,6 +348,7 @@ class UpdateOp(PcgOp):
     weight_decay = opt_prop_def(CONSTRAINTS["float"])
     momentum = opt_prop_def(CONSTRAINTS["float"])
     clip = opt_prop_def(CONSTRAINTS["float"])
+    ema = opt_prop_def(CONSTRAINTS["float"])
     groups = opt_prop_def(StringAttr)
 
     def __init__(self, weight: SSAValue, grad: SSAValue, optimizer: Optimizer | None):

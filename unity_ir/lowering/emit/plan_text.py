@@ -10,7 +10,6 @@ from unity_ir.cost.throughput import batch_count
 from unity_ir.cost.work import model_flops
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
-from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import ParameterGroup
 from unity_ir.pcg.origin import Origin
@@ -83,7 +82,7 @@ def plan_text(
         f"LINKS = {tuple(links)!r}  # what each mesh axis is over",
         f"GROUPS = {tuple(groups)!r}  # mesh axes along which ranks talk",
         f"OPTIMIZER = ({optimizer.name!r}, {dict(optimizer.settings)!r})",
-        f"STATE = {OPTIMIZERS[optimizer.name].state!r}  # what it keeps of each weight from step to step",
+        f"STATE = {optimizer.line.state!r}  # what it keeps of each weight from step to step",
         f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
         f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
         f"ON_HOST = {on_host!r}  # why a step needs the host, and is no CUDA graph; None if it does not",

@@ -258,7 +258,7 @@ def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, not
 # --- the optimizer's arithmetic
 
 
-KEPT = {"m": "mean of gradients of", "v": "mean of squared gradients of"}
+KEPT = {"m": "mean of gradients of", "v": "mean of squared gradients of", "average": "average of"}
 """What the optimizer's state is, by name."""
 
 
@@ -269,6 +269,19 @@ def torch_update(name, t, state, grad):
     values of the terms added, to which its rounding error is relative.
     """
     settings = hyperparameters(name)
+    if "ema" in settings:
+        from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+        *own, average = state
+        made, sizes = torch_moments(settings, t, own, grad)
+        found = average.clone() if t > 1 else made[0].clone()  # as AveragedModel does
+        get_ema_multi_avg_fn(settings["ema"])([found], made[:1], t)
+        return [*made, found], [*sizes, sizes[0] + average.abs() * (t > 1)]
+    return torch_moments(settings, t, state, grad)
+
+
+def torch_moments(settings, t, state, grad):
+    """Do what `torch_update` does with these `settings`, without the weight's average."""
     rate, decay, weight = settings["lr"], settings.get("weight_decay", 0.0), state[0]
     if OPTIMIZER[0] == "lion":  # PyTorch has none: Chen et al., 2023, algorithm 2
         beta1, beta2 = settings["beta1"], settings["beta2"]
@@ -277,7 +290,7 @@ def torch_update(name, t, state, grad):
         # The sign of what cancels is that of its rounding.
         unsure = torch.where((mean.abs() <= 1e-6 * size) & (size > 0), math.inf, 0.0)
         return [new, torch.lerp(grad, state[1], beta2)], [weight.abs() + rate + unsure, state[1].abs() + grad.abs()]
-    options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
+    options: dict = {n: v for n, v in settings.items() if not n.startswith("beta") and n != "ema"}
     if "beta1" in settings:
         options["betas"] = (settings["beta1"], settings["beta2"])
     kinds = {"sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -285,11 +298,12 @@ def torch_update(name, t, state, grad):
     leaf.grad = grad.clone()
     optimizer = kinds[OPTIMIZER[0]]([leaf], foreach=False, **options)
     keys = {"m": "momentum_buffer" if OPTIMIZER[0] == "momentum" else "exp_avg", "v": "exp_avg_sq"}
-    if STATE:
-        kept = {keys[s]: x.clone() for s, x in zip(STATE, state[1:])}
+    own_state = [s for s in STATE if s in keys]
+    if own_state:
+        kept = {keys[s]: x.clone() for s, x in zip(own_state, state[1:])}
         optimizer.state[leaf] = {"step": torch.tensor(t - 1.0), **kept}
     optimizer.step()
-    made = [leaf.detach(), *(optimizer.state[leaf][keys[s]] for s in STATE)]
+    made = [leaf.detach(), *(optimizer.state[leaf][keys[s]] for s in own_state)]
     if OPTIMIZER[0] == "sgd":
         return made, [weight.abs() + rate * grad.abs()]
     if OPTIMIZER[0] == "momentum":
@@ -323,7 +337,10 @@ def compare_update(what, name, t, before, grad, after):
 
 
 def _trial(t, dtype, device):
-    """Return a weight, its gradient and its moments, which combine every size of one with every size of the others."""
+    """
+    Return a weight, its gradient and its moments, which combine every size of one with every size of the others, and a
+    further one.
+    """
     sizes = torch.logspace(-12, 3, 31, dtype=torch.float64)
     grad = torch.cat([-sizes, torch.zeros(1, dtype=torch.float64), sizes])
     # Weights of 0 show all digits of the step, others the decay.
@@ -335,7 +352,7 @@ def _trial(t, dtype, device):
     g = torch.where(g.abs() < smallest, 0.0, g)
     scale = torch.where(g == 0, 1e-3, g.abs())
     m, v = (m * scale, (v * scale) ** 2) if t > 1 else (0 * m, 0 * v)
-    return [x.to(device, dtype) for x in (p, g, m, v)]
+    return [x.to(device, dtype) for x in (p, g, m, v, 0.5 * p + m)]
 
 
 STEPS = (1, 2, 3, 100, 10000)
@@ -352,9 +369,10 @@ def check_update(ctx, weights):
         # float32 rounds least, so small errors show; the weight's own type is what the program uses.
         for dtype in dict.fromkeys((torch.float32, weight.dtype)):
             for t in STEPS if number < 2 else STEPS[number % len(STEPS) :][:1]:
-                p, g, m, v = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, weight.device))
-                before = [x.double() for x in (p, m, v)[: 1 + len(STATE)]]
-                after = [x.clone().contiguous() for x in (p, m, v)[: 1 + len(STATE)]]
+                p, g, *moments = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, weight.device))
+                moments = moments[: len(STATE)]
+                before = [x.double() for x in (p, *moments)]
+                after = [x.clone().contiguous() for x in (p, *moments)]
                 scale = 0.375 if CLIP and t % 2 else 1.0
                 own = Weights({name: after[0]})
                 update(own, {name: g.contiguous()}, {name: tuple(after[1:])}, t, 1.0, scale)
@@ -377,7 +395,7 @@ def _decays(weights):
     for name in alike.values():
         p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weights[name].device)[:-1]
         after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)
-        update(Weights({name: after}), {name: still}, {name: (still.clone(), one)[: len(STATE)]}, 2)
+        update(Weights({name: after}), {name: still}, {name: (still.clone(), one, one.clone())[: len(STATE)]}, 2)
         settings = hyperparameters(name)
         wanted = settings["lr"] * settings.get("weight_decay", 0.0)
         right = p * (1.0 - wanted)

@@ -196,3 +196,12 @@ def trained(weights):
 def init_moments(weights):
     """Return {trained weight: tuple of the optimizer's moments, zeros shaped as the weight}; {} if it has none."""
     return {name: tuple(torch.zeros_like(w) for _ in STATE) for name, w in trained(weights).items()} if STATE else {}
+
+
+def averaged(weights, moments, updates):
+    """
+    Return the Weights whose trained ones are the moving averages that `moments` has, after `updates` updates; `weights`
+    themselves before the first. Frozen ones are as they are.
+    """
+    at = STATE.index("average")
+    return Weights({n: moments[n][at] if n in moments else w for n, w in weights.items()}) if updates else weights
