@@ -26,6 +26,7 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.freeze import freeze
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
@@ -35,6 +36,7 @@ from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import ReshardMove
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
+from unity_ir.search.pipeline.staged import Stages
 
 STEPS, RATE, CLIP, EMA = 3, 1e-2, 0.05, 0.7
 
@@ -168,6 +170,22 @@ def test_in_fsdp_frozen_weights_rest_in_shards_are_gathered_and_not_reduced():
     made = lower(step(imported.graph, "2gpu", "fsdp"), load("2gpu"))
     moves = Counter(i.kind for i in made.body if isinstance(i, ReshardMove))
     assert (moves["all_gather"], moves["reduce_scatter"]) == (21 + 8, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_stage_whose_weights_are_all_frozen_has_no_backward(ranks: Ranks, schedule: str):
+    sizes = {"hidden": 16, "heads": 2, "kv_heads": 1, "intermediate": 12, "vocabulary": 12}
+    graph = build("llama3_8b", batch=4, sequence=4, layers=4, **sizes)
+    graph = freeze(graph, "*,!model.layers.3.*,!model.norm.*,!lm_head.*")
+    on = load("2gpu")
+    made = run(graph, on, "data-parallel", micro_batches=4, stages=Stages(2, schedule)).graph
+    step = fuse_collectives(differentiate(made, Optimizer("adamw"), on.mesh))
+    text = emit(plan_step(lower(step, on), PlanOptions(kernels="torch")), graph).text
+    first = [line for line in text.splitlines() if "torch.float32, ('at 0',)" in line]
+    assert len(first) > 8
+    assert all("frozen=True" in line for line in first)
+    assert ranks.run(text, 2, check, 2) == [[]] * 2
 
 
 MUTANTS = {
