@@ -22,6 +22,7 @@ Every model is a loss of weights and inputs; none has dropout. A step's backward
 With a `separator`, samples are packed of documents, each of which ends with this token: attention stays within them,
 and positions count from the beginning of each. FLOPs are those of whole samples.
 `llama3_70b` and `llama3_405b` are `llama3_8b` with the keys of these sizes, `mixtral_8x7b` is `moe,dispatch=sparse`.
+With `lora=16`, queries and values of these have adapters of rank 16, all else is [frozen](lowering.md#frozen-weights).
 
 | model | what | keys | parameters | forward GFLOPs |
 |---|---|---|---:|---:|

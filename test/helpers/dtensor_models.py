@@ -93,11 +93,33 @@ COUNTED: dict[str, Callable[[], Made]] = {"ignored labels": ignored_labels, "mas
 """Models whose loss divides by a number of the whole batch, which each micro-batch needs before its backward."""
 
 
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter."""
+
+    def __init__(self, inside: int, outside: int, rank: int):
+        super().__init__()
+        self.inner = nn.Linear(inside, outside).requires_grad_(False)
+        self.a = nn.Parameter(torch.randn(rank, inside) / 4)
+        self.b = nn.Parameter(torch.randn(outside, rank) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + 2.0 * F.linear(F.linear(x, self.a), self.b)
+
+
+def adapters() -> Made:
+    layers = nn.Linear(16, 32).requires_grad_(False), nn.GELU(), Adapted(32, 16, 4), nn.GELU()
+    return _classified(nn.Sequential(*layers, nn.Linear(16, 8).requires_grad_(False)), torch.randn(BATCH, 16), 8)
+
+
+FROZEN: dict[str, Callable[[], Made]] = {"adapters": adapters}
+"""Models of which some parameters require no gradient."""
+
+
 def built(name: str, seed: int = 0) -> Made:
     """A model in float64, with random weights and inputs by `seed`; use it `InDouble`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module, inputs, loss = {**MODELS, **COUNTED}[name]()
+        module, inputs, loss = {**MODELS, **COUNTED, **FROZEN}[name]()
     return module.double(), {n: x.double() if x.is_floating_point() else x for n, x in inputs.items()}, loss
 
 

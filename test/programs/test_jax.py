@@ -9,7 +9,7 @@ from typing import Any
 import in_jax
 import pytest
 from case import Case
-from dtensor_models import COUNTED, MODELS, built
+from dtensor_models import COUNTED, FROZEN, MODELS, built
 from extent import ALL, examples, sample
 from hypothesis import Phase, given, seed, settings
 from in_jax import Apart, Planned
@@ -39,6 +39,7 @@ SAMPLE: list[Cell] = [
     ("perceptron", "random-4", 8, {}),
     ("perceptron", "megatron", 4, {"micro_batches": 2}),
     ("moe", "megatron", 4, {}),
+    ("adapters", "fsdp", 4, {}),
     ("resnet", "random-1", 4, {}),
     ("ignored labels", "joint", 4, {"micro_batches": 2}),
 ]
@@ -59,6 +60,7 @@ EVERY: list[Cell] = [
         for plan in (*PLANS, "random-0", "random-1")
         for count in (1, 2)
     ),
+    *((model, plan, 4, {}) for model in FROZEN for plan in PLANS),
 ]
 CELLS = EVERY if ALL else SAMPLE
 

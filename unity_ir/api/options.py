@@ -50,6 +50,7 @@ _KINDS = (
 
 _COMMON = {
     "optimizer": str,
+    "ema": float,
     "work": float,
     "seconds": float,
     "micro_batches": str,

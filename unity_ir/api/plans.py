@@ -174,9 +174,9 @@ class Plan:
 
     def save_weights(self, path: str | Path) -> None:
         """
-        Write the weights and tables (buffers, frozen parameters, constants) of the module, or of the loss of JAX, that
-        was planned to a safetensors file, as `unity-opt --weights-out` does: a program can start training from it.
-        Raises `UnityError` for other plans.
+        Write the weights and tables (buffers, constants) of the module, or of the loss of JAX, that was planned to a
+        safetensors file, as `unity-opt --weights-out` does: a program can start training from it. Raises `UnityError`
+        for other plans.
         """
         if self.imported is None:
             raise UnityError(
@@ -397,6 +397,7 @@ def plan(
     search: str | None = "joint",
     degrees: str | None = None,
     optimizer: str | None = None,
+    freeze: str | None = None,
     precision: str | None = None,
     micro_batches: int | str | None = None,
     recompute: str | None = None,
@@ -424,7 +425,9 @@ def plan(
     `machine` is a preset or a file: `dgx-h100:2`, `2gpu`, `cluster.toml`; `profile` a file of measurements of it.
     `search` is a strategy, with options after it (`mcmc,seed=3`), or None for a text that is a plan already; `degrees`,
     such as `tp=8,dp=4,zero=1`, makes the plan by degrees of parallelism instead. `optimizer` is the one to train with
-    (`adamw`), whose state takes memory. `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`,
+    (`adamw`), whose state takes memory. `freeze` has patterns of names of weights that are not trained, as on the
+    command line: `freeze="*,!lm_head.*"`; parameters of a module that do not require gradients are frozen without it.
+    `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`,
     `recompute`, `loss_pieces`, `stages` and `schedule` are as on the command line, where `auto` lets the search choose.
 
     `budget` is a number of seconds after which the best plan so far is taken, as after Ctrl-C (`Plan.note` then says
@@ -435,6 +438,11 @@ def plan(
     """
     with _if_installed():
         source = source_of(model, inputs, loss, name, sizes)
+    if freeze is not None:
+        from unity_ir.passes.freeze import Freeze
+
+        with as_unity_errors(source.name, source.module):
+            Freeze(freeze).apply(new_context(), source.module)
     if precision not in (None, "f32"):
         from unity_ir.passes.mixed_precision import MixedPrecision
 

@@ -92,11 +92,12 @@ class Step:
                 self._skipped += 1
             return program.whole(self._context, loss, program.LOSS)[0]
 
-    def evaluate(self, batch: Batch) -> torch.Tensor:
+    def evaluate(self, batch: Batch, average: bool = False) -> torch.Tensor:
         """
         Return the loss of a whole batch, a scalar on this rank's device, computed by the forward alone, without
-        dropout, and with batch norms by their running statistics. Nothing changes, the state of random numbers
-        included. Raises `UnityError` for a program that was made with `evaluate=False`.
+        dropout, and with batch norms by their running statistics; with `average` by the moving average of the weights.
+        Nothing changes, the state of random numbers included. Raises `UnityError` for a program that was made with
+        `evaluate=False`, or without `ema` if its average is wanted.
         """
         with self._open():
             program, context = self._program, self._context
@@ -104,7 +105,7 @@ class Step:
                 raise UnityError("evaluate: the program has no forward alone; make it with evaluate=True")
             devices = [context.device] if context.device.type == "cuda" else []
             with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
-                found = program.forward(context, self._weights, self._pieces(batch))
+                found = program.forward(context, self._shown(average), self._pieces(batch))
             return program.whole(context, found[0] if program.COUNT else found, program.LOSS)[0]
 
     @property
@@ -154,14 +155,23 @@ class Step:
 
     # State
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self, average: bool = False) -> dict[str, torch.Tensor]:
         """
         Return the whole weights and running statistics, on the CPU, on every rank, for `module.load_state_dict`: by the
-        module's own names, a tied weight under each of its names.
+        module's own names, a tied weight under each of its names. With `average` they are the moving averages of the
+        trained weights; raises `UnityError` for a program without `ema` then.
         """
         with self._open():
             tables = self._data.whole_tables(self._context)
-            return self._program.whole_weights(self._context, self._weights, tables, everywhere=True)
+            return self._program.whole_weights(self._context, self._shown(average), tables, everywhere=True)
+
+    def _shown(self, average: bool) -> dict[str, torch.Tensor]:
+        """Return this rank's pieces of the weights or, with `average`, of their average."""
+        if not average:
+            return self._weights
+        if "ema" not in self._program.OPTIMIZER[1]:
+            raise UnityError("average: the program keeps none of its weights; make it with ema=0.999")
+        return self._program.averaged(self._weights, self._moments, self._steps - self._skipped)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """
@@ -172,12 +182,12 @@ class Step:
         with self._open():
             self._set(_detached(state), "state dict", self._data.tables)
 
-    def save_weights(self, path: str | Path) -> None:
+    def save_weights(self, path: str | Path, average: bool = False) -> None:
         """
-        Write the whole weights and running statistics, by the module's own names: to a safetensors file, if the path
-        ends in `.safetensors`, else to a folder as Hugging Face has them, files of about 5 GB and an index, for
-        `from_pretrained`. Rank 0 writes, and holds one of these files at a time. Every rank calls it. Raises
-        `UnityError` if the path cannot be written, or the folder has weights already.
+        Write what `state_dict` returns, the whole weights and running statistics by the module's own names: to a
+        safetensors file, if the path ends in `.safetensors`, else to a folder as Hugging Face has them, files of about
+        5 GB and an index, for `from_pretrained`. Rank 0 writes, and holds one of these files at a time. Every rank
+        calls it. Raises `UnityError` if the path cannot be written, or the folder has weights already.
         """
         program, context = self._program, self._context
         to = str(path) if Path(path).suffix == ".safetensors" else f"{path}/"
@@ -185,7 +195,7 @@ class Step:
             why = program.from_first(context, program.why_no_weights(to) if context.rank == 0 else None)
             if why:
                 program.fail_alike(why)
-            program.write_weights(context, self._weights, to, self._data.whole_tables(context))
+            program.write_weights(context, self._shown(average), to, self._data.whole_tables(context))
 
     def save(self, folder: str | Path, keep: int = 0) -> None:
         """

@@ -425,4 +425,5 @@ def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -
     `moved` is the bytes it reads and writes (`update_bytes`), and `dtype` the element type in which the weight is
     stored.
     """
-    return Kernel(f"update {optimizer.name}({dtype})", (elements,), "elementwise", 4 * elements, moved, dtype)
+    name = f"{optimizer.name} with average" if optimizer.ema else optimizer.name
+    return Kernel(f"update {name}({dtype})", (elements,), "elementwise", 4 * elements, moved, dtype)

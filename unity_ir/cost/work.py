@@ -14,7 +14,7 @@ from unity_ir.forms.kinds import kind
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Shapes
-from unity_ir.pcg.differentiate import operand_gradients
+from unity_ir.pcg.differentiate import nodes_with_gradient, operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, topological
 from unity_ir.pcg.types import ELEMENT_BYTES, HALVES, TensorType, divided_type
 from unity_ir.tdl.counts import contraction_flops, flops
@@ -41,9 +41,18 @@ class Work:
 def model_flops(graph: Graph) -> int:
     """
     Return the FLOPs of a training step of a serial forward graph, as they are usually quoted for models: three times
-    those of the forward's contractions, with attention counted whole (masked scores, too).
+    those of the forward's contractions, with attention counted whole (masked scores, too). Where weights are frozen, a
+    contraction without a gradient counts once, and one of which an operand has none twice.
     """
-    return 3 * sum(contraction_flops(n.analysis.bound) for n in graph.nodes() if n.is_compute)
+    trained, every = nodes_with_gradient(graph), nodes_with_gradient(graph, frozen=True)
+
+    def is_frozen(node: Node) -> bool:
+        return node in every and node not in trained
+
+    def times(node: Node) -> int:
+        return 1 if is_frozen(node) else 3 - any(is_frozen(v.node) for v in node.operands)
+
+    return sum(times(n) * contraction_flops(n.analysis.bound) for n in graph.nodes() if n.is_compute)
 
 
 def kernel_of(node: Node) -> Kernel:

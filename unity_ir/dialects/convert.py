@@ -298,6 +298,8 @@ def _operation(node: Node, operands: Sequence[SSAValue]) -> Operation:
     own: dict[str, Attribute] = {} if view is None else {"view": view}
     if "master" in attributes:
         own["master"] = StringAttr(node.master)
+    if "frozen" in attributes:
+        own["frozen"] = UnitAttr()
     leaf = (
         WeightOp.create(properties={"name": StringAttr(value), **own}, result_types=[pcg_tensor(node.types[0])])
         if node.op == "weight"

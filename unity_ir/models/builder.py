@@ -67,6 +67,17 @@ class Builder:
         y = self.op("matmul", x, self.weight(f"{name}.weight", x.shape[-1], size))
         return self.op("add", y, self.weight(f"{name}.bias", size)) if bias else y
 
+    def low_rank(self, x: Value, y: Value, name: str, rank: int) -> Value:
+        """
+        Return `y` [.., size], what a linear layer makes of `x` [.., in], plus that of its adapter of this rank, 2 x A B
+        (LoRA, Hu et al. 2021, with alpha = 2 rank); weights are called `{name}.lora_A.weight` [in, rank] and
+        `{name}.lora_B.weight` [rank, size]. With rank 0 there is no adapter.
+        """
+        if not rank:
+            return y
+        down = self.linear(x, f"{name}.lora_A", rank, bias=False)
+        return self.op("add", y, self.op("scale", self.linear(down, f"{name}.lora_B", y.shape[-1], bias=False), by=2.0))
+
     def layer_norm(self, x: Value, name: str, eps: float = 1e-5) -> Value:
         """
         Return the layer normalisation of `x` over its last dim; the weights, of the size of that dim, are called

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 
 from unity_ir.tdl.parse import parse_line
@@ -65,6 +65,32 @@ class OptimizerLine:
         operand that it replaces.
         """
         return tuple(r for r in self.line.results if r.indices)
+
+
+@lru_cache(maxsize=16)
+def with_average(of: OptimizerLine) -> OptimizerLine:
+    """
+    Return the line of an optimizer that also keeps an exponential moving average of the weights, as the last of its
+    state, with the hyperparameter `ema`, the part of it that stays in each step.
+
+    The average is that of `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(ema)`, brought up to date
+    after each step: after the first it is the weight, since `keep` is 0 then.
+    """
+    head, _, body = of.text.partition(")")
+    name, _, parameters = head.partition("(")
+    tensors, _, numbers = parameters.partition(";")
+    numbers = numbers if of.reads_step else f" step: int,{numbers}"
+    weight = next(part.partition("=")[2] for part in body.split(";") if part.strip().startswith("p[i..]"))
+    return OptimizerLine(
+        f"{name}({tensors}, {AVERAGE};{numbers}, ema: float = 0){body};"
+        " keep[] = ema * (1 - pow(0, step - 1)); take[] = 1 - ema * (1 - pow(0, step - 1));"
+        f" {AVERAGE}[i..] = (ema * (1 - pow(0, step - 1))) * {AVERAGE}[i..]"
+        f" + (1 - ema * (1 - pow(0, step - 1))) * ({weight})"
+    )
+
+
+AVERAGE = "average"
+"""The name of the moving average of the weights in an optimizer's state."""
 
 
 def _adam(name: str, setting: str, decay: str, decayed: str) -> OptimizerLine:

@@ -8,6 +8,7 @@ PASSES: dict[str, str] = {
     "pcg-differentiate": "unity_ir.passes.differentiate:Differentiate",
     "pcg-erase": "unity_ir.passes.erase:Erase",
     "pcg-fold": "unity_ir.passes.fold:Fold",
+    "pcg-freeze": "unity_ir.passes.freeze:Freeze",
     "pcg-fuse-collectives": "unity_ir.passes.fuse_collectives:FuseCollectives",
     "pcg-mixed-precision": "unity_ir.passes.mixed_precision:MixedPrecision",
     "pcg-name-values": "unity_ir.passes.name_values:NameValues",

@@ -19,7 +19,7 @@ Number = float | int | None  # xDSL reads `lr=1` as an int
 class OptimizerOptions:
     """
     Options of passes that choose an optimizer: its name, its hyperparameters (`ops.optimizers`), gradient clipping
-    (`clip`) and groups of weights with hyperparameters of their own (`groups`).
+    (`clip`), an average of the weights (`ema`) and groups of weights with hyperparameters of their own (`groups`).
     """
 
     optimizer: str | None = None
@@ -33,6 +33,8 @@ class OptimizerOptions:
     momentum: Number = None
     clip: Number = None
     """Most the norm of the whole gradient may be, beyond which it is scaled down."""
+    ema: Number = None
+    """The part of an exponential moving average of the trained weights that stays in each step: 0.999."""
     groups: str | None = None
     """Hyperparameters of some weights: `groups="@vectors weight_decay=0; head.* lr=0.0001"`."""
 

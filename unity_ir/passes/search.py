@@ -66,6 +66,9 @@ class _Search(ModulePass):
     optimizer: str | None = None
     """The optimizer the plan is trained with, whose state takes memory; by default the function's, or sgd."""
 
+    ema: int | float | None = None
+    """The part of a moving average of the weights that stays in each step; it takes memory. By default none is kept."""
+
     work: int | float | None = None
     """The work budget of the search, in units of 10^9 (about a second of a processor each); by default 100."""
 
@@ -176,7 +179,10 @@ class _Search(ModulePass):
     def _optimizer(self) -> Optimizer | None:
         if self.explain is not None and self.strategy != "joint":
             raise UnityError(f"pcg-search: explain is for the joint search, not for {self.strategy}; leave it out")
-        return None if self.optimizer is None else optimizer_of("pcg-search", self.optimizer, {})
+        if self.optimizer is None and self.ema is not None:
+            raise UnityError("pcg-search: ema is of the optimizer's update; add optimizer")
+        settings = {} if self.ema is None else {"ema": self.ema}
+        return None if self.optimizer is None else optimizer_of("pcg-search", self.optimizer, settings)
 
     def _budget(self) -> Budget:
         for name, value in (("work", self.work), ("seconds", self.seconds)):

@@ -35,28 +35,29 @@ from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 
 
-def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
+def needs_gradient(nodes: Iterable[Node], frozen: bool = False) -> set[Node]:
     """
-    Return the nodes that depend on a weight through floating point values, weights included; only these can have a
-    gradient. `nodes` must have operands before users.
+    Return the nodes that depend on a trained weight through floating point values, these weights included; only these
+    can have a gradient. With `frozen`, those that depend on any weight. `nodes` must have operands before users.
     """
     found: set[Node] = set()
     for node in nodes:
-        if node.op == "weight" or any(v.node in found and v.type.is_floating for v in node.operands):
+        is_source = node.is_trained or (frozen and node.op == "weight")
+        if is_source or any(v.node in found and v.type.is_floating for v in node.operands):
             found.add(node)
     return found
 
 
 @lru_cache(maxsize=64)
-def nodes_with_gradient(graph: Graph) -> frozenset[Node]:
+def nodes_with_gradient(graph: Graph, frozen: bool = False) -> frozenset[Node]:
     """
-    Return the nodes whose values have a gradient: those on a path from a weight to the loss, which is the first output.
-    Memoised.
+    Return the nodes whose values have a gradient: those on a path from a trained weight to the loss, which is the first
+    output. With `frozen`, those on a path from any weight, as if none were frozen. Memoised.
 
     If the first output is not a scalar, the graph is a part of a model, and paths to any output count.
     """
     is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
-    return frozenset(needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs)))
+    return frozenset(needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs), frozen))
 
 
 def operand_gradients(
@@ -120,18 +121,21 @@ def _is_dual(gradient: TensorType, of: TensorType) -> bool:
 def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
     """
     Return the training step of a forward graph whose first output is its loss: forward, backward, one update per
-    weight.
+    trained weight. Frozen ones have no gradient, and the backward ends at the lowest trained ones.
 
     With a `mesh`, gradients are also brought to the devices on which their values are; without, they only get the dual
-    type. Raises `UnityError` if the graph has a backward already, if the first output is not a scalar, or if no weight
-    reaches it.
+    type. Raises `UnityError` if the graph has a backward already, if the first output is not a scalar, or if no trained
+    weight reaches it.
     """
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: already has a backward")
     if not graph.outputs or graph.outputs[0].shape != ():
         raise UnityError(f"func.func @{graph.name}: its first output must be a scalar loss to differentiate")
     if graph.outputs[0].node not in nodes_with_gradient(graph):
-        raise UnityError(f"func.func @{graph.name}: no weight reaches its loss")
+        weights = graph.weights()
+        is_frozen = bool(weights) and not any(node.is_trained for node in weights)
+        why = "every weight is frozen" if is_frozen else "no weight reaches its loss"
+        raise UnityError(f"func.func @{graph.name}: {why}")
     return training_step(graph, optimizer, mesh)
 
 
@@ -213,7 +217,7 @@ def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     updates = tuple(
         Update(n.result, _in_dtype(_as_weight(n.result, total(n.result), placement), n.master))
         for n in order[::-1]
-        if n.op == "weight"
+        if n.is_trained
     )
     return replace(graph, updates=updates, optimizer=optimizer)
 

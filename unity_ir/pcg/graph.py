@@ -140,6 +140,11 @@ class Node:
         return str(dict(self.attributes).get("master", self.types[0].dtype))
 
     @property
+    def is_trained(self) -> bool:
+        """Whether the node is a weight that a step updates: one that is not frozen."""
+        return self.op == "weight" and "frozen" not in dict(self.attributes)
+
+    @property
     def operator(self) -> Operator:
         """The definition of a compute node's operator: its TDL line, and the function that builds its gradient."""
         return find_operator(self.op)
@@ -276,9 +281,13 @@ def leaf(op: str, type: TensorType, view: View | None = None, **attributes: Attr
     Return a leaf node: an `input` or `weight` (`op`), which needs the attribute `name`, or a `constant`, which needs
     the attribute `value`, a number.
 
-    A weight of `type` bf16 with the attribute `master="f32"`, say, is stored and updated in f32, and read as bf16.
-    Raises `UnityError` for a leaf that lacks its name or value, and for a master whose type is not longer than `type`.
+    A weight of `type` bf16 with the attribute `master="f32"`, say, is stored and updated in f32, and read as bf16. One
+    with the attribute `frozen=1` is not trained: it has no gradient and no update, and so no master, either. Raises
+    `UnityError` for a leaf that lacks its name or value, for a master whose type is not longer than `type`, and for one
+    that is frozen and has a master, or is no weight.
     """
+    if "frozen" in attributes and (op != "weight" or "master" in attributes):
+        raise UnityError(f"pcg.{op}: it is frozen, which only a weight without a master can be")
     if (master := attributes.get("master")) is not None:
         longer = master not in NOT_FLOATING and ELEMENT_BYTES.get(str(master), 0) > ELEMENT_BYTES[type.dtype]
         if op != "weight" or not type.is_floating or not longer:
@@ -590,7 +599,7 @@ class Graph:
         return tuple(topological(self.roots, first=self.inputs))
 
     def weights(self) -> list[Node]:
-        """Return the weight leaves, ordered as in `nodes`."""
+        """Return the weight leaves, frozen ones as well, ordered as in `nodes`."""
         return [n for n in self.nodes() if n.op == "weight"]
 
     def __reduce__(self) -> tuple[Callable[..., Graph], tuple[object, ...]]:

@@ -45,10 +45,10 @@ def parts(graph: Graph) -> tuple[Part, ...]:
     Return the parts of a serial forward graph, in graph order. A part ends wherever a single value is all that later
     operators read of earlier ones: after a residual sum of a transformer, say.
 
-    The parts have all compute nodes that have a gradient and depend on an input. Values that other nodes make, such as
-    masks that every layer reads, do not count: later parts may read them, too. Memoised.
+    The parts have all compute nodes that depend on an input and a weight, and lead to the loss. Values that other nodes
+    make, such as masks that every layer reads, do not count: later parts may read them, too. Memoised.
     """
-    order = [n for n in graph.nodes() if n.is_compute and n in nodes_with_gradient(graph)]
+    order = [n for n in graph.nodes() if n.is_compute and n in nodes_with_gradient(graph, frozen=True)]
     flow = set[Node]()
     for node in graph.nodes():
         if node.op == "input" or any(v.node in flow for v in node.operands):
@@ -193,11 +193,15 @@ def _whole(part: Part) -> object:
 
 def _structure(part: Part) -> object:
     """
-    Return what two parts have in common if they have the same operators on each other's results, on weights, and on
-    what is made before them.
+    Return what two parts have in common if they have the same operators on each other's results, on weights, trained
+    and frozen alike, and on what is made before them.
     """
     number = {node: i for i, node in enumerate(part.nodes)}
+
+    def other(node: Node) -> int:
+        """Return the number of a node outside of the part, below 0."""
+        return -1 if node.is_trained else -2 if node.op == "weight" else -3
+
     return tuple(
-        (node.op, tuple((number.get(v.node, -1 if v.node.op == "weight" else -2), v.index) for v in node.operands))
-        for node in part.nodes
+        (node.op, tuple((number.get(v.node, other(v.node)), v.index) for v in node.operands)) for node in part.nodes
     )

@@ -1,4 +1,4 @@
-"""Mixed precision: weights, their gradients and the optimizer's state in f32, what is computed in a shorter type."""
+"""Mixed precision: trained weights, their gradients and the optimizer's state in f32, the rest in a shorter type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
 
     A weight gets the type `dtype` and a master in f32, which is stored and updated: each piece is cast where it is
     stored, so that moves carry `dtype`. Its gradient is summed over operators and devices in `reduce`, f32 or `dtype`.
-    Kernels add up in f32. These stay f32:
+    Kernels add up in f32. A frozen weight is stored in `dtype`, as no update needs more of it. These stay f32:
 
     - inputs, which are cast where they are read;
     - operators whose results are outputs (the loss), and a loss in several operators from its `log_softmax` on, as in
@@ -65,8 +65,10 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
             type = divided_type(value.shape, dtype, value.type.parts, value.type.grad)
             short[value] = leaf("constant", type, value.node.view, **dict(value.node.attributes)).result
         elif value not in short and value.node.op == "weight" and value not in read_long:
-            type = tensor_type(value.shape, dtype, value.degrees, value.type.sum, value.type.copy, grad=reduce)
-            own = {**dict(value.node.attributes), "master": value.dtype}
+            is_trained = value.node.is_trained
+            grad, master = (reduce, {"master": value.dtype}) if is_trained else ("", {})
+            type = tensor_type(value.shape, dtype, value.degrees, value.type.sum, value.type.copy, grad=grad)
+            own = {**dict(value.node.attributes), **master}
             short[value] = leaf("weight", type, value.node.view, **own).result
         elif value not in short:
             short[value] = cast(value, dtype)

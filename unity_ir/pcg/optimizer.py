@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf, nan
 
 from unity_ir.errors import UnityError
-from unity_ir.ops.optimizers import OPTIMIZERS
+from unity_ir.ops.optimizers import OPTIMIZERS, OptimizerLine, with_average
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class Optimizer:
     momentum: float = nan
     clip: float = 0.0
     """Largest norm of the gradient of all weights together; a larger gradient is scaled down to it. 0 for no limit."""
+    ema: float = 0.0
+    """
+    The part of an exponential moving average of the trained weights that stays in each step, such as 0.999; with it the
+    average is kept beside the optimizer's state. 0 for none.
+    """
     groups: tuple[ParameterGroup, ...] = ()
     """Weights with hyperparameters of their own; the first group that a weight is in counts."""
 
@@ -56,14 +61,23 @@ class Optimizer:
                 )
 
     @property
+    def line(self) -> OptimizerLine:
+        """The TDL line of a step, with that of the average if one is kept. Raises `KeyError` for an unknown `name`."""
+        own = OPTIMIZERS[self.name]
+        return with_average(own) if self.ema else own
+
+    @property
     def states(self) -> int:
-        """The number of state tensors that the optimizer keeps per weight, each of the weight's size (2 for Adam)."""
-        return len(OPTIMIZERS[self.name].state)
+        """The number of state tensors that are kept per weight, each of the weight's size (2 for Adam)."""
+        return len(self.line.state)
 
     @property
     def settings(self) -> Mapping[str, float]:
-        """The hyperparameters that this optimizer takes, by name, without `clip` and `groups`."""
-        return {name: getattr(self, name) for name in OPTIMIZERS[self.name].defaults}
+        """
+        The hyperparameters that this optimizer takes, by name, with `ema` if an average is kept, and without `clip` and
+        `groups`.
+        """
+        return {name: getattr(self, name) for name in self.line.defaults}
 
     @property
     def given(self) -> dict[str, float | str]:
@@ -80,8 +94,8 @@ SETTINGS = ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum")
 
 def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optimizer:
     """
-    Return the optimizer called `name` with these settings: hyperparameters, `clip`, and `groups` as text, such as
-    `@vectors weight_decay=0; head.* lr=1e-4`. Those that are not in `settings` have their defaults.
+    Return the optimizer called `name` with these settings: hyperparameters, `clip`, `ema`, and `groups` as text, such
+    as `@vectors weight_decay=0; head.* lr=1e-4`. Those that are not in `settings` have their defaults.
 
     Raises `UnityError`, which begins with `where`, for an unknown optimizer, a hyperparameter that it does not take, a
     number out of range, and a text that is not such groups.
@@ -94,10 +108,10 @@ def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optim
 
 def _setting(where: str, optimizer: str, key: str, value: object) -> float:
     """Return the value of a hyperparameter; raise `UnityError` if the optimizer takes no such one, or no such value."""
-    takes = (*OPTIMIZERS[optimizer].defaults, "clip")
+    takes = (*OPTIMIZERS[optimizer].defaults, "clip", "ema")
     if key not in takes:
         raise UnityError(f"{where}: {optimizer} has no {key}; it takes {', '.join(takes)}, groups")
-    below = 1 if key.startswith("beta") or key == "momentum" else inf
+    below = 1 if key.startswith("beta") or key in ("momentum", "ema") else inf
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
         raise UnityError(f"{where}: {key} is {value!r}; it must be a number from 0" + " to 1" * (below == 1))
     return float(value)
@@ -126,6 +140,8 @@ def _groups(where: str, optimizer: str, text: object) -> tuple[ParameterGroup, .
                 raise UnityError(f'{where}: groups has {part!a}; write a pattern and settings: "*.bias weight_decay=0"')
             if key == "clip":
                 raise UnityError(f"{where}: groups has clip, but the norm is that of all gradients together")
+            if key == "ema":
+                raise UnityError(f"{where}: groups has ema, but the average is of all trained weights alike")
             settings.append((key, _setting(where, optimizer, key, number)))
         if pattern.startswith("@") and pattern not in GROUP_WORDS:
             raise UnityError(

@@ -634,7 +634,7 @@ def check_step(program: Program, reference: Graph) -> None:
     Raise `UnityError` unless a program is a training step of the serial forward graph `reference`.
 
     It must have a backward, inputs and weights of the same names, global shapes and stored types as `reference`, one
-    update of every weight and of nothing else, and return a scalar loss first.
+    update of every weight that is trained there and of nothing else, and return a scalar loss first.
     """
     if program.optimizer is None or not any(isinstance(i, UpdateWeight) for i in program.body):
         raise UnityError(f"func.func @{program.name}: has no backward yet; run pcg-differentiate before lowering it")
@@ -648,10 +648,13 @@ def check_step(program: Program, reference: Graph) -> None:
         if found != sorted((n.name, n.types[0].shape, n.master) for n in nodes):
             raise UnityError(f"{where}: its {op}s are not those of @{reference.name}")
     updated = [i.weight for i in program.body if isinstance(i, UpdateWeight)]
+    trained = {node.name for node in reference.weights() if node.is_trained}
     for leaf in program.leaves("weight"):
-        if leaf.result not in updated:
+        if leaf.result not in updated and leaf.name in trained:
             raise UnityError(f"{where}: weight {leaf.name!a} has no spmd.update; it must reach the loss")
-    if len(updated) != len(program.leaves("weight")):
-        raise UnityError(f"{where}: it must have one spmd.update of every weight, and none of other values")
+        if leaf.result in updated and leaf.name not in trained:
+            raise UnityError(f"{where}: weight {leaf.name!a} is frozen, and has an spmd.update")
+    if len(updated) != len(trained):
+        raise UnityError(f"{where}: it must have one spmd.update of every trained weight, and none of other values")
     if not program.outputs or program.tensors[program.outputs[0]].shape:
         raise UnityError(f"{where}: what it returns first must be a scalar loss")

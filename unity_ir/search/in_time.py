@@ -133,8 +133,9 @@ def _in_loop(plan: Graph, dims: Mapping[str, int], count: int, inside: Inside) -
 
 
 def _gradients(graph: Graph) -> int:
-    """Return the bytes of the gradients of all weights, in the types in which they are summed."""
-    return sum(n.result.type.elements * ELEMENT_BYTES[n.result.type.grad_dtype] for n in graph.weights())
+    """Return the bytes of the gradients of all trained weights, in the types in which they are summed."""
+    trained = (n.types[0] for n in graph.weights() if n.is_trained)
+    return sum(type.elements * ELEMENT_BYTES[type.grad_dtype] for type in trained)
 
 
 def _with_less(machine: Machine, reserve: int) -> Machine:

@@ -54,6 +54,12 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             help="with --from-torch or --from-jax: write the weights and tables to a file; by their full names",
         ),
         parser.add_argument(
+            "--freeze",
+            metavar="PATTERN[,..]",
+            help="before the search: do not train the weights whose names match; ! before a pattern trains what it "
+            "matches: --freeze='*,!lm_head.*'",
+        ),
+        parser.add_argument(
             "--mixed-precision",
             metavar="TYPE",
             help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32. "

@@ -188,8 +188,8 @@ class UnityOpt(xDSLOptMain):
 
     def setup_pipeline(self) -> None:
         """
-        Check the options, and make the pipeline of passes from them: mixed precision and search, if these are asked
-        for, then the passes of `-p`.
+        Check the options, and make the pipeline of passes from them: freezing, mixed precision and search, if these are
+        asked for, then the passes of `-p`.
 
         Raises `UnityError` for options that contradict each other, and for unknown passes and arguments.
         """
@@ -257,12 +257,19 @@ class UnityOpt(xDSLOptMain):
                         f"unity-opt: --search plans for {options['optimizer']}, but what comes after it trains with "
                         f"{self.trains_with}; say the same"
                     )
+            if (ema := self._of_training("ema", (int, float))) is not None:
+                options.setdefault("ema", ema)
             first = search(machine=self.args.machine, **options)
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
         if self.args.mixed_precision is not None:
             mixed: Any = self.available_passes["pcg-mixed-precision"]()
             first = mixed(**mixed_precision_options(self.args.mixed_precision))
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
+        if self.args.freeze is not None:
+            frozen: Any = self.available_passes["pcg-freeze"]()
+            self.pipeline = PassPipeline(
+                (frozen(weights=self.args.freeze), *self.pipeline.passes), self.pipeline.callback
+            )
         if self.args.print_ir_after is not None:
             self.pipeline = _printing(self.pipeline, self.args.print_ir_after, self.args.print_op_generic)
 
@@ -272,17 +279,26 @@ class UnityOpt(xDSLOptMain):
         The name of the optimizer that the command line gives to `pcg-differentiate` or to the target, such as `adam`;
         None if it gives none. A search plans for this optimizer, since its state takes memory.
         """
+        return self._of_training("optimizer", (str,))
+
+    def _of_training(self, name: str, kinds: tuple[type, ...]) -> Any:
+        """Return the option `name` of `pcg-differentiate` or of the target, of one of these types; None without."""
         given = [s for s in parse_pipeline(self.args.passes) if s.name == "pcg-differentiate"]
         given += [parse_spec(self.args.target)] if self.args.target.startswith("triton") else []
-        names = (name for spec in given for name in spec.parameters.get("optimizer", ()))
-        return next((name for name in names if isinstance(name, str)), None)
+        values = (value for spec in given for value in spec.parameters.get(name, ()))
+        return next((value for value in values if isinstance(value, kinds)), None)
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer called `trains_with`, with its default hyperparameters; None if none is named."""
+        """
+        The optimizer called `trains_with`, with its default hyperparameters, and with the average of weights (`ema`)
+        that the command line asks for; None if none is named.
+        """
         from unity_ir.pcg.optimizer import optimizer_of
 
-        return None if self.trains_with is None else optimizer_of("unity-opt", self.trains_with, {})
+        ema = self._of_training("ema", (int, float))
+        settings = {} if ema is None else {"ema": ema}
+        return None if self.trains_with is None else optimizer_of("unity-opt", self.trains_with, settings)
 
     def check_files(self) -> None:
         """

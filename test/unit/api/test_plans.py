@@ -58,6 +58,23 @@ def test_a_plan_its_stats_and_its_program_are_those_of_the_command_line(
     assert plan.text == text, "emitting must not lower the plan itself"
 
 
+def test_an_average_of_the_weights_takes_memory(unity_opt: UnityOpt):
+    sizes = {"batch": 8, "hidden": 16, "layers": 2, "classes": 4}
+    plain, kept = (
+        ui.plan("mlp", machine="2gpu", search=f"fsdp{ema}", optimizer="adamw", **sizes) for ema in ("", ",ema=0.9")
+    )
+    assert plain.stats.memory["optimizer state"] == 2 * plain.stats.memory["weights"]
+    assert kept.stats.memory["optimizer state"] == 3 * plain.stats.memory["weights"]
+    assert kept.stats.seconds > plain.stats.seconds
+    # It is the plan's, and its program's.
+    assert "ema = 9.000000e-01" in kept.text
+    asked = ("--model=mlp,batch=8,hidden=16,layers=2,classes=4", "--machine=2gpu", "--search=fsdp")
+    text, _ = unity_opt(*asked, "-t", "triton{optimizer=adamw ema=0.9 kernels=torch}")
+    assert "STATE = ('m', 'v', 'average')" in text
+    with pytest.raises(ui.UnityError, match="pcg-search: ema is of the optimizer's update; add optimizer"):
+        ui.plan("mlp", machine="2gpu", search="fsdp,ema=0.9", **sizes)
+
+
 def test_a_recipe_is_planned_as_by_degrees(unity_opt: UnityOpt):
     plan = ui.plan("mlp", machine="2gpu", degrees="tp=2", **MLP)
     assert plan.text == unity_opt(f"--model={NAMED}", "--degrees=tp=2", "--machine=2gpu")[0]

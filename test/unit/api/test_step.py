@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import unity_ir as ui
 
@@ -61,6 +63,56 @@ def plan(module: Net) -> ui.Plan:
 def step(plan: ui.Plan) -> Iterator[ui.Step]:
     with plan.program(lr=0.01, weight_decay=0.1, clip=0.5) as made:
         yield made
+
+
+def test_the_average_is_pytorchs(plan: ui.Plan, module: Net, tmp_path: Path):
+    net = copy.deepcopy(module).train()
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01, weight_decay=0.1)
+    averaged = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.8))
+    with plan.program(lr=0.01, weight_decay=0.1, ema=0.8) as step:
+        assert all(torch.equal(value, module.state_dict()[n]) for n, value in step.state_dict(average=True).items())
+        for t in range(3):
+            step(batch(t))
+            optimizer.zero_grad()
+            loss(net(batch(t)[0]), batch(t)[1]).backward()
+            optimizer.step()
+            averaged.update_parameters(net)
+        found, path = step.state_dict(average=True), tmp_path / "average.safetensors"
+        for n, wanted in averaged.module.named_parameters():
+            torch.testing.assert_close(found[n], wanted.detach(), rtol=1e-5, atol=1e-6)
+            assert n.startswith("frozen") or not torch.equal(found[n], step.state_dict()[n])
+        net.load_state_dict(found)
+        want = loss(net.eval()(batch(5)[0]), batch(5)[1])
+        assert step.evaluate(batch(5), average=True).item() == pytest.approx(want.item(), rel=1e-5)
+        assert step.evaluate(batch(5)).item() != step.evaluate(batch(5), average=True).item()
+        step.save_weights(path, average=True)
+        assert all(torch.equal(value, found[n]) for n, value in load_file(path).items())
+        step.save(tmp_path / "saved")
+    with plan.program(lr=0.01, weight_decay=0.1, ema=0.8) as step:
+        step.load(tmp_path / "saved")
+        assert all(torch.equal(value, found[n]) for n, value in step.state_dict(average=True).items())
+
+
+def test_an_average_begins_as_the_weights_of_a_checkpoint_without(plan: ui.Plan, tmp_path: Path):
+    with plan.program(lr=0.01) as step:
+        for t in range(2):
+            step(batch(t))
+        step.save(tmp_path)
+        want = step.state_dict()
+    with plan.program(lr=0.01, ema=0.8) as step:
+        step.load(tmp_path, changed=("ema",))
+        assert all(torch.equal(value, want[n]) for n, value in step.state_dict(average=True).items())
+        step(batch(2))
+        found, now = step.state_dict(average=True)["table.weight"], step.state_dict()["table.weight"]
+        torch.testing.assert_close(found, 0.8 * want["table.weight"] + 0.2 * now)
+    with plan.program(lr=0.01) as step:
+        assert step.load(tmp_path) == 2
+
+
+def test_without_an_average_none_is_shown(step: ui.Step):
+    for call in (lambda: step.evaluate(batch(0), average=True), lambda: step.state_dict(average=True)):
+        with pytest.raises(ui.UnityError, match=r"^average: the program keeps none of its weights; make it with ema"):
+            call()
 
 
 def test_steps_and_their_state_are_those_of_pytorch(step: ui.Step, module: Net):

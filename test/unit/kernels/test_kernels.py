@@ -575,6 +575,7 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
         WEIGHTS=specs,
         PARAMETER_GROUPS=own,
         hyperparameters=hyperparameters_of(settings, own),
+        trained=dict,
     )
     weights = Weights({n: aligned(w) for n, w in starts.items()})
     weights.casts = {n: aligned(weights[n].to(torch.bfloat16)) for n in kept}

@@ -158,7 +158,8 @@ def test_products_on_sm_90() -> None:
 @pytest.mark.slow
 def test_others_on_sm_90() -> None:
     optimizers = [optimizer_launcher("sgd"), optimizer_launcher("adam"), optimizer_launcher("adam", "bf16")]
-    fit([*sample([made(c) for c in OTHERS], 3), *sample(optimizers, 1), optimizer_launcher("adamw", cast="bf16")])
+    last = optimizer_launcher("adamw", cast="bf16", is_averaged=True)
+    fit([*sample([made(c) for c in OTHERS], 3), *sample(optimizers, 1), last])
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from abc import ABC
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 
-from xdsl.dialects.builtin import FloatAttr, StringAttr, f64
+from xdsl.dialects.builtin import FloatAttr, StringAttr, UnitAttr, f64
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.irdl import (
     IRDLOperation,
@@ -213,12 +213,14 @@ class WeightOp(LeafOp):
 
     `pcg.weight "fc1.weight" master f32 : !pcg.tensor<[8, 8], bf16, grad = f32>` is stored and updated in f32 (its
     master), and read as bf16: each device casts its resting piece before it is moved, so that moves carry bf16.
+    `pcg.weight "fc1.weight" frozen : !pcg.tensor<[8, 8], bf16>` is not trained: it has no gradient and no update.
     """
 
     name = "pcg.weight"
 
     weight_name = prop_def(NAME_CONSTRAINT, prop_name="name")
     master = opt_prop_def(StringAttr)
+    frozen = opt_prop_def(UnitAttr)
 
     @property
     def text(self) -> str:
@@ -231,8 +233,9 @@ class WeightOp(LeafOp):
         or view is invalid.
         """
         check_name(self.name, self.text)
-        master = {} if self.master is None else {"master": self.master.data}
-        return _checked_leaf("weight", core_type(self.result), self.core_view, name=self.text, **master)
+        own: dict[str, str | float] = {} if self.master is None else {"master": self.master.data}
+        own |= {} if self.frozen is None else {"frozen": 1}
+        return _checked_leaf("weight", core_type(self.result), self.core_view, name=self.text, **own)
 
     @classmethod
     def parse(cls, parser: Parser) -> LeafOp:
@@ -241,6 +244,8 @@ class WeightOp(LeafOp):
         own: dict[str, Attribute] = {"name": parse_name(parser)}
         if parser.parse_optional_keyword("master") is not None:
             own["master"] = StringAttr(parser.parse_identifier())
+        if parser.parse_optional_keyword("frozen") is not None:
+            own["frozen"] = UnitAttr()
         return cls.parse_rest(parser, own, position)
 
     def print(self, printer: Printer) -> None:
@@ -249,12 +254,14 @@ class WeightOp(LeafOp):
         printer.print_string_literal(self.text)
         if self.master is not None:
             printer.print_string(f" master {self.master.data}")
+        if self.frozen is not None:
+            printer.print_string(" frozen")
         self.print_rest(printer)
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` for an invalid weight, and if weights of one name in its block differ in type, view or
-        master.
+        Raise `VerifyException` for an invalid weight, and if weights of one name in its block differ in type, view,
+        master, or in whether they are frozen.
         """
         super().verify_()
         # The first weight of a block speaks for all, so that verifying a block takes linear time.
@@ -271,8 +278,8 @@ def _before(op: Operation) -> Generator[Operation]:
 
 def check_weights(ops: Iterable[WeightOp]) -> None:
     """
-    Raise `UnityError` if two weights of one name differ in their type, machine view, or the element type they are
-    stored in (`master`).
+    Raise `UnityError` if two weights of one name differ in their type, machine view, the element type they are stored
+    in (`master`), or in whether they are frozen.
     """
     seen: dict[str, WeightOp] = {}
     for op in ops:
@@ -283,6 +290,8 @@ def check_weights(ops: Iterable[WeightOp]) -> None:
                 raise UnityError(
                     f"pcg.weight: {op.text!a} has two {what}, {one or 'none'} and {two or 'none'}; rename one"
                 )
+        if other.frozen != op.frozen:
+            raise UnityError(f"pcg.weight: {op.text!a} is frozen in one place and trained in another; rename one")
 
 
 @irdl_op_definition
@@ -339,6 +348,7 @@ class UpdateOp(PcgOp):
     weight_decay = opt_prop_def(CONSTRAINTS["float"])
     momentum = opt_prop_def(CONSTRAINTS["float"])
     clip = opt_prop_def(CONSTRAINTS["float"])
+    ema = opt_prop_def(CONSTRAINTS["float"])
     groups = opt_prop_def(StringAttr)
 
     def __init__(self, weight: SSAValue, grad: SSAValue, optimizer: Optimizer | None):

@@ -43,7 +43,7 @@ class Exported:
     constants: Mapping[str, Any]
     """Inputs that are no tensors, by placeholder."""
     state: Mapping[str, str]
-    """Keys of the module's state dict that are no trained parameter's name, each with the name of its tensor."""
+    """Keys of the module's state dict that are no weight's name, each with the name of its tensor."""
 
 
 class ModuleWithLoss(nn.Module):
@@ -326,7 +326,7 @@ def _read(program: torch.export.ExportedProgram, whole: ModuleWithLoss, values: 
 
 
 def _state(module: nn.Module, names: Mapping[int, str]) -> dict[str, str]:
-    """Return the keys that are no trained parameter's name, with their tensors: `{"head.weight": "table.weight"}`."""
+    """Return the keys that are no weight's name, with their tensors: `{"head.weight": "table.weight"}`."""
     try:
         found: Mapping[str, Any] = module.state_dict(keep_vars=True)
     except Exception:  # a module's own hook; then it is no dict that could be loaded
@@ -334,7 +334,10 @@ def _state(module: nn.Module, names: Mapping[int, str]) -> dict[str, str]:
     state: dict[str, str] = {}
     for key, value in found.items():
         name = names.get(id(value), key)
-        if isinstance(value, torch.Tensor) and (name != key or not value.requires_grad):
+        if not isinstance(value, torch.Tensor):
+            continue
+        is_weight = value.requires_grad or (isinstance(value, nn.Parameter) and value.is_floating_point())
+        if name != key or not is_weight:
             state[key] = name
     return state
 

@@ -23,17 +23,17 @@ class Imported:
     """
     A graph imported from a PyTorch module, whose first output is the loss, and the tensors of its weights and tables.
 
-    Tables are inputs whose values come with the model: buffers, frozen parameters, and constants. Further outputs are
-    what a step replaces tables by: the running statistics of batch norms.
+    Tables are inputs whose values come with the model: buffers and constants. Further outputs are what a step replaces
+    tables by: the running statistics of batch norms.
     """
 
     graph: Graph
     weights: dict[str, torch.Tensor]
-    """The trained parameters the loss depends on, by full name; they share memory with the module."""
+    """
+    The parameters the loss depends on, trained and frozen, by full name; they share memory with the module.
+    """
     tables: dict[str, torch.Tensor]
-    """
-    Inputs of the graph that were folded from buffers and constants, or are frozen parameters, by name; and `counters`.
-    """
+    """Inputs of the graph that were folded from buffers and constants, by name; and `counters`."""
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """Keys of the module's state dict (of tied weights and tables), each with the name of its weight or table."""
     counters: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -49,8 +49,8 @@ class Imported:
 
     def save(self, path: str | Path) -> None:
         """
-        Write the weights, under all of their names in the state dict, and the tables (buffers, frozen parameters,
-        constants) to one safetensors file at `path`, which is replaced only when complete.
+        Write the weights, under all of their names in the state dict, and the tables (buffers, constants) to one
+        safetensors file at `path`, which is replaced only when complete.
 
         Raises `UnityError` for tensors on the meta device, `OSError` where the file cannot be written.
         """
@@ -79,7 +79,7 @@ def from_torch(
 def convert(exported: Exported, name: str) -> Imported:
     """
     Return an exported module with its loss (`export.export`) as a graph called `name`, together with the tensors of its
-    weights and of its tables (inputs whose values come with the module: buffers, frozen parameters, constants).
+    weights and of its tables (inputs whose values come with the module: buffers, constants).
 
     Raises `UnityReport` with a line for each operator that has no mapping, and `UnityError` if the loss depends on no
     trained parameter.

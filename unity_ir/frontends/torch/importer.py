@@ -25,6 +25,7 @@ from unity_ir.frontends.torch.memory import Memory
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import MAPPINGS, CallSite, Tables
 from unity_ir.frontends.torch.values import element_type, like, op
+from unity_ir.pcg.freeze import frozen
 from unity_ir.pcg.graph import Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
 
@@ -89,7 +90,8 @@ class Importer:
         Import the exported module; return its loss as a value of the compiler's graph, from which the whole graph can
         be reached.
 
-        Raises `UnityReport` with every operator that has no mapping, and `UnityError` if the loss depends on no weight.
+        Raises `UnityReport` with every operator that has no mapping, and `UnityError` if the loss depends on no trained
+        weight.
         """
         graph = self.exported.module.graph
         self._keys.unite(graph)
@@ -134,21 +136,22 @@ class Importer:
         """
         Add a PyTorch parameter to the graph, and return its value there. `name` is its full name in the module.
 
-        A trained parameter becomes a weight, in `weights`; a frozen one (`requires_grad` False) becomes a table, an
-        input whose values come with the module, in `tables`. Its data are not copied.
+        It becomes a weight, in `weights`: a frozen one, if its `requires_grad` is False. Frozen integers become a
+        table, an input whose values come with the module, in `tables`. Its data are not copied.
         """
         tensor = parameter.detach()
-        if not parameter.requires_grad:
+        if not tensor.is_floating_point():
             self.tables.names[id(tensor)] = name
             self._buffers.append(tensor)
             return self.tables.add(tensor)
         self.weights[name] = tensor
-        return leaf("weight", _type(tensor), name=name).result
+        made = leaf("weight", _type(tensor), name=name)
+        return (made if parameter.requires_grad else frozen(made)).result
 
     def trained(self, value: Value) -> bool:
         """
-        Return whether the value depends on some weight other than through `detach`, so that a gradient flows through
-        it.
+        Return whether the value depends on some trained weight other than through `detach`, so that a gradient flows
+        through it.
         """
         stack = [value.node]
         while stack:
@@ -161,7 +164,7 @@ class Importer:
                 stack += before
                 continue
             through = node.op != "detach" and any(self._trained[v.node] for v in node.operands)
-            self._trained[node] = node.op == "weight" or through
+            self._trained[node] = node.is_trained or through
         return self._trained[value.node]
 
     def run(self, module: fx.GraphModule, given: Mapping[fx.Node, Any], wanted: Sequence[Any]) -> list[Any]:

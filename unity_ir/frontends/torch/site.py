@@ -16,8 +16,8 @@ from unity_ir.pcg.types import tensor_type
 
 class Tables:
     """
-    The tables of an imported model: inputs of the graph whose values come with the model, which are buffers, frozen
-    parameters, and tensors computed at import.
+    The tables of an imported model: inputs of the graph whose values come with the model, which are buffers, parameters
+    of integers, and tensors computed at import.
 
     Each is named by its buffer or parameter, or `constant.N`.
     """
@@ -26,7 +26,7 @@ class Tables:
         self.values: dict[str, torch.Tensor] = {}
         self.leaves: list[Node] = []
         self.names: dict[int, str] = {}
-        """Full names of buffers and frozen parameters by `id` of the tensor."""
+        """Full names of buffers and parameters of integers by `id` of the tensor."""
         self.replaced: dict[str, Value] = {}
         """The value that a step leaves in a table, by its name, of those that it replaces: running statistics."""
         self.calls: dict[str, int] = {}
@@ -58,8 +58,8 @@ class Tables:
 
     def add(self, tensor: torch.Tensor) -> Value:
         """
-        Return the graph's input that holds a tensor known at import (a table); add the input if there is none. A buffer
-        or frozen parameter has one input, and other tensors share one if type, shape and elements are equal.
+        Return the graph's input that holds a tensor known at import (a table); add the input if there is none. One with
+        a name (a buffer, say) has one input, and other tensors share one if type, shape and elements are equal.
 
         Raises `UnityError` for element types that the compiler does not have, and for a tensor on the meta device that
         is no buffer or parameter.
@@ -95,7 +95,7 @@ class CallSite:
         """The example inputs by name."""
         self.tables = tables
         self.trained = trained
-        """Returns whether a value depends on a weight (`Importer.trained`)."""
+        """Returns whether a value depends on a trained weight (`Importer.trained`)."""
         self.seeds = seeds
         """Returns the next seed, one for every random operator."""
 

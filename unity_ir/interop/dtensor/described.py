@@ -101,14 +101,17 @@ class _Description:
         return found
 
     def parameter(self, register: Register) -> Record:
-        """Return the placements of a parameter: at rest, as each operator of the forward reads it, of its gradient."""
+        """
+        Return the placements of a parameter: at rest, as each operator of the forward reads it, of its gradient (None
+        if it is frozen).
+        """
         found = self.tensor(register)
-        made = self.source(self.gradients[self.names[register]])
+        gradient = self.gradients.get(self.names[register])
         return {
             **{key: found[key] for key in ("shape", "dtype")},
             "at_rest": found["placements"],
             "used": [{"placements": list(at), "by": [*by]} for at, by in self.used.get(register, {}).items()],
-            "gradient": self.placements(made),
+            "gradient": None if gradient is None else self.placements(self.source(gradient)),
         }
 
     def operator(self, compute: Compute) -> Record:

@@ -302,14 +302,19 @@ class _Planned:
         register = program.outputs[0]
         return as_dtensor(made[register], (), self._mesh, placements(self._dims, program.tensors[register].layout))
 
-    def gradients(self, made: Tensors, scale: torch.Tensor) -> list[DTensor]:
-        """Return the gradients of the weights, in order, times `scale`, the loss's own gradient."""
+    def gradients(self, made: Tensors, scale: torch.Tensor) -> list[DTensor | None]:
+        """
+        Return the gradients of the weights, in order, times `scale`, the loss's own gradient; None for frozen ones.
+        """
         registers = gradients(self._program)
-        out: list[DTensor] = []
-        for leaf in self._weights:
+
+        def gradient(leaf: Leaf) -> DTensor | None:
+            if leaf.name not in registers:
+                return None
             shape = self._program.tensors[leaf.result].shape
-            out.append(as_dtensor(made[registers[leaf.name]] * scale, shape, self._mesh, self._at(leaf)))
-        return out
+            return as_dtensor(made[registers[leaf.name]] * scale, shape, self._mesh, self._at(leaf))
+
+        return [gradient(leaf) for leaf in self._weights]
 
     @torch.no_grad()
     def _replace_statistics(self, made: Tensors) -> None:

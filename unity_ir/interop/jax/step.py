@@ -34,7 +34,7 @@ class StepResults(NamedTuple):
     loss: Array
     """The loss of the whole batch, on every device."""
     gradients: Arrays
-    """By the name of each weight, in the sharding of the weight."""
+    """By the name of each trained weight, in the sharding of the weight."""
     buffers: Arrays
     """The next value of each running statistic (of batch norms), by its name."""
 

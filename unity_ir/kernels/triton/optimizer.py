@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from unity_ir.errors import UnityError
 from unity_ir.kernels.text import COMPARISONS, SUM, UNARY, Text, binary
 from unity_ir.kernels.triton.launch import Compiled, Launcher, pointer, signature
-from unity_ir.ops.optimizers import OPTIMIZERS, OptimizerLine
+from unity_ir.ops.optimizers import OPTIMIZERS, OptimizerLine, with_average
 from unity_ir.tdl.syntax import Access, Binary, Call, Const, Expr, Name, WrittenResult, accesses, children
 
 BLOCK = 2048
@@ -78,6 +78,7 @@ def optimizer_launcher(
     state: str = "f32",
     is_scaled: bool = False,
     cast: str | None = None,
+    is_averaged: bool = False,
 ) -> Launcher:
     """
     Return the launcher (source text and kernels) of one step of the optimizer `name`. The names in it are those of the
@@ -100,13 +101,14 @@ def optimizer_launcher(
     type `cast` (`plan.kept_casts`), it writes these, too.
 
     `dtype`, `gradient`, `state` and `cast` are the element types of weight, gradient, state and kept casts for which
-    the kernel is compiled ahead of time. At run time the tensors' own types count. Raises `UnityError` for another name
+    the kernel is compiled ahead of time. At run time the tensors' own types count. If `is_averaged`, the state has the
+    average of the weights, too (`ops.optimizers.with_average`). Raises `UnityError` for another name
     or implementation.
     """
     if name not in OPTIMIZERS or impl not in ("triton", "torch"):
         known = ", ".join(OPTIMIZERS)
         raise UnityError(f"lowering: no {impl} optimizer {name}; known are {known}, with triton or torch")
-    made = OPTIMIZERS[name]
+    made = with_average(OPTIMIZERS[name]) if is_averaged else OPTIMIZERS[name]
     if impl == "torch":
         return Launcher(f"{name}_torch", _in_torch(made, is_scaled, gradient != dtype), {}, ())
     numbers = _numbers(made, is_scaled)

@@ -10,7 +10,6 @@ from unity_ir.cost.throughput import batch_count
 from unity_ir.cost.work import model_flops
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
-from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import ParameterGroup
 from unity_ir.pcg.origin import Origin
@@ -33,6 +32,7 @@ class Spec:
     below: int | None = None  # integers are from 0 to below this
     time: int | None = None  # dim along which micro-batches divide it
     cast: torch.dtype | None = None  # of a weight: in which type its cast is kept from step to step
+    frozen: bool = False  # a weight that is not trained: without gradient, update and moments
 
 
 '''
@@ -67,9 +67,10 @@ def plan_text(
     ]
     # In the model's order, in which layers repeat.
     order = {node.name: i for i, node in enumerate(reference.weights())}
-    leaves = sorted(program.leaves("weight"), key=lambda leaf: order[leaf.name])
+    leaves = sorted(((leaf.name, leaf.result) for leaf in program.leaves("weight")), key=lambda leaf: order[leaf[0]])
     casts = {leaf.name: program.tensors[leaf.result].dtype for leaf in program.leaves("cast")}
-    weights = [(leaf.name, spec_text(program, leaf.result, cast=casts.get(leaf.name))) for leaf in leaves]
+    frozen = {node.name for node in reference.weights() if not node.is_trained}
+    weights = [(n, spec_text(program, i, cast=casts.get(n), frozen=n in frozen)) for n, i in leaves]
     kept = {each.leaf.name: each.initial for each in program.running if each is not None}
     tables = tables_of(program, origin)
     head = [
@@ -81,7 +82,7 @@ def plan_text(
         f"LINKS = {tuple(links)!r}  # what each mesh axis is over",
         f"GROUPS = {tuple(groups)!r}  # mesh axes along which ranks talk",
         f"OPTIMIZER = ({optimizer.name!r}, {dict(optimizer.settings)!r})",
-        f"STATE = {OPTIMIZERS[optimizer.name].state!r}  # what it keeps of each weight from step to step",
+        f"STATE = {optimizer.line.state!r}  # what it keeps of each weight from step to step",
         f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
         f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
         f"ON_HOST = {on_host!r}  # why a step needs the host, and is no CUDA graph; None if it does not",
@@ -115,11 +116,13 @@ def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*known, *program.replaced)))
 
 
-def spec_text(program: Program, register: Register, below: int | None = None, cast: str | None = None) -> str:
+def spec_text(
+    program: Program, register: Register, below: int | None = None, cast: str | None = None, frozen: bool = False
+) -> str:
     """
     Return the text of the call `Spec(..)` that describes a register's whole shape, element type and layout. If `below`
     is given, the register has integers less than it. `cast` is the element type of a weight's kept cast, None if it has
-    none.
+    none; `frozen` says that a weight is not trained.
     """
     tensor = program.tensors[register]
     roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout[: program.axes])
@@ -127,6 +130,7 @@ def spec_text(program: Program, register: Register, below: int | None = None, ca
     if program.micro_batches > 1 and is_shard(time := tensor.layout[-1]):
         extra += f", time={time}"
     extra += "" if cast is None else f", cast={TORCH_DTYPES[cast]}"
+    extra += ", frozen=True" if frozen else ""
     return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
 
 

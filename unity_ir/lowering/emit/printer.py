@@ -26,7 +26,6 @@ from unity_ir.lowering.emit.plan_text import plan_text, spec_text
 from unity_ir.lowering.emit.reference_text import reference_text
 from unity_ir.lowering.emit.stages_text import NO_FLIGHT, PartWriter, schedule_text
 from unity_ir.lowering.emit.step_text import StepWriter
-from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.local_operator import local_operator
@@ -291,13 +290,15 @@ class _Printer:
         types = dict.fromkeys((tensors[i.weight].dtype, tensors[i.grad].dtype) for i in updates)
         cast = next((self.program.tensors[leaf.result].dtype for leaf in self.program.leaves("cast")), None)
         made = [
-            optimizer_launcher(optimizer.name, dtype, self.kernels, grad, dtype, optimizer.clip > 0, cast)
+            optimizer_launcher(
+                optimizer.name, dtype, self.kernels, grad, dtype, optimizer.clip > 0, cast, optimizer.ema > 0
+            )
             # In PyTorch one function takes all; those that cast gradients take others as well.
             for dtype, grad in sorted(types, key=lambda of: of[0] == of[1])
         ]
         for each in made[:1] if self.kernels == "torch" else made:
             self._add(each)
-        given = ["step=t"] if OPTIMIZERS[optimizer.name].reads_step else []
+        given = ["step=t"] if optimizer.line.reads_step else []
         scaled = ["scale=scale"] if optimizer.clip else []
         pieces = "pieces" if cast is None else "pieces and their kept casts"
         what = f"Step `t` of {optimizer.name} (from 1 on) on this rank's {pieces}, in place, at `rate` times its"
@@ -307,7 +308,7 @@ class _Printer:
             return (
                 "def update(weights, grads, moments, t, rate=1.0, scale=1.0):\n"
                 f'    """{what}\n    learning rate, by gradients times `scale`."""\n'
-                "    for name, weight in weights.items():\n"
+                "    for name, weight in trained(weights).items():\n"
                 f"        {optimizer.name}_torch({', '.join(words)})  # {optimizer.name}\n"
                 + ("" if cast is None else _CAST)
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from unity_ir.lowering.runtime.pieces import Weights, init_moments, init_weights, piece, whole, wholes
+from unity_ir.lowering.runtime.pieces import Weights, init_moments, init_weights, piece, trained, whole, wholes
 from unity_ir.lowering.runtime.plan import (
     CLIP,
     COARSEST,
@@ -72,13 +72,14 @@ def rounding(plain, batch, wanted):
 def gradients(weights, batch):
     """
     Return (loss, {name: gradient}) of `reference`, by autograd; `weights` and `batch` are whole tensors by name.
-    Weights that the loss does not use get zeros. The dict has the next values of running statistics, too.
+    Trained weights that the loss does not use get zeros. The dict has the next values of running statistics, too.
     """
-    leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
+    leaves = {n: w.detach().clone().requires_grad_() for n, w in trained(weights).items()}
     kept: dict = {}
-    loss = reference(leaves, batch, kept) if RUNNING else reference(leaves, batch)
+    given = {**weights, **leaves}
+    loss = reference(given, batch, kept) if RUNNING else reference(given, batch)
     if not loss.requires_grad:
-        return loss.detach(), {n: torch.zeros_like(w) for n, w in weights.items()} | kept
+        return loss.detach(), {n: torch.zeros_like(w) for n, w in leaves.items()} | kept
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return loss.detach(), dict(zip(leaves, found)) | {n: value.detach() for n, value in kept.items()}
 
@@ -105,8 +106,8 @@ def in_double(ctx, weights, local):
             weights = double.Weights({n: _double(w) for n, w in weights.items()})
             local = {n: x if x is None else _double(x) for n, x in local.items()}
             grads = double.forward_backward(ctx.flight.apart(ctx, double) if ctx.flight else ctx, weights, local)[1]
-        parts = {n: grads[n] for n in double.WEIGHTS}
-        found = {n: g for n, (g, _) in double.wholes(ctx, parts, double.WEIGHTS).items()}
+        parts = {n: grads[n] for n in trained(double.WEIGHTS)}
+        found = {n: g for n, (g, _) in double.wholes(ctx, parts, trained(double.WEIGHTS)).items()}
     except Exception:  # kernels may fail to compile or to run in many ways; then the check reports float32's errors
         found = None
     return found if everywhere(ctx, found is not None) else None
@@ -122,7 +123,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
     if start:
         read_weights(ctx, weights, start)
     moments = init_moments(weights)
-    wrong = check_update(ctx, weights)
+    wrong, updated = check_update(ctx, weights), trained(WEIGHTS)
     loose = NORM_TOLERANCES.get(COARSEST)
 
     def compare(what, got, want):
@@ -144,8 +145,8 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
     def state():
         """Return the weights and each of the moments, whole, and how far copies of them are apart."""
-        own = [weights, *({n: moments[n][k] for n in moments} for k in range(len(STATE)))]
-        return [wholes(ctx, {n: part.get(n) for n in WEIGHTS}, WEIGHTS) for part in own]
+        own = [(weights, WEIGHTS), *(({n: moments[n][k] for n in moments}, updated) for k in range(len(STATE)))]
+        return [wholes(ctx, {n: part.get(n) for n in specs}, specs) for part, specs in own]
 
     after = state()
     wrong += wrong_casts(ctx, "before step 0:", weights)
@@ -170,9 +171,9 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             what = f"step {t}: running statistic {n}"
             line = compare(what, same(what, *g), want.pop(n))
             wrong += [line] if line else []
-        parts = {n: grads[n] for n in WEIGHTS}
-        got = {n: same(f"step {t}: gradient of {n}", *g) for n, g in wholes(ctx, parts, WEIGHTS).items()}
-        off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
+        parts = {n: grads[n] for n in updated}
+        got = {n: same(f"step {t}: gradient of {n}", *g) for n, g in wholes(ctx, parts, updated).items()}
+        off = {n: line for n in updated if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
         if not everywhere(ctx, not off):
             ctx.note_progress()
             wrong += unexplained_gradients(ctx, off, got, want, plain, batch, mine, local, notes)
@@ -188,12 +189,15 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         update(weights, grads, moments, t + 1, 1.0, scale)
         wrong += wrong_casts(ctx, f"step {t}:", weights)
         after = state()
-        for n in WEIGHTS:
+        for n in updated:
             kinds = ("weight", *(KEPT[s] for s in STATE))
             found = [same(f"step {t}: {what} {n}", *values[n]) for what, values in zip(kinds, after)]
             grad = got[n].double() * scale
             line = compare_update(f"step {t}: weight {n}", n, t + 1, [b[n] for b in before], grad, found)
             wrong += [line] if line else []
+        for n in WEIGHTS.keys() - updated.keys():
+            found = same(f"step {t}: frozen weight {n}", *after[0][n])
+            wrong += [] if torch.equal(before[0][n], _double(found)) else [f"step {t}: frozen weight {n} has changed"]
     return wrong
 
 
@@ -229,8 +233,8 @@ def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, not
     double = in_double(ctx, weights, local)
     if double is None:
         return list(off.values())
-    wrong = []
-    for n, spec in WEIGHTS.items():
+    wrong, updated = [], trained(WEIGHTS)
+    for n in updated:
         error = (double[n] - want[n]).abs()
         scale = float(want[n].abs().max()) if want[n].numel() else 0.0
         # In half precision a token may go to another expert: no size of the error is too much.
@@ -245,7 +249,7 @@ def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, not
             wrong.append(off[n])
     if not wrong and notes is not None:
         notes.append(
-            f"{len(off)} of {len(WEIGHTS)} gradients differ in {str(COARSEST)[6:]} from PyTorch's in float64, such as: "
+            f"{len(off)} of {len(updated)} gradients differ in {str(COARSEST)[6:]} from PyTorch's in float64, such as: "
             f"{next(iter(off.values()), 'on another rank')}; the same program in float64 equals it, so this is rounding"
         )
     return wrong
@@ -254,7 +258,7 @@ def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, not
 # --- the optimizer's arithmetic
 
 
-KEPT = {"m": "mean of gradients of", "v": "mean of squared gradients of"}
+KEPT = {"m": "mean of gradients of", "v": "mean of squared gradients of", "average": "average of"}
 """What the optimizer's state is, by name."""
 
 
@@ -265,6 +269,19 @@ def torch_update(name, t, state, grad):
     values of the terms added, to which its rounding error is relative.
     """
     settings = hyperparameters(name)
+    if "ema" in settings:
+        from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+        *own, average = state
+        made, sizes = torch_moments(settings, t, own, grad)
+        found = average.clone() if t > 1 else made[0].clone()  # as AveragedModel does
+        get_ema_multi_avg_fn(settings["ema"])([found], made[:1], t)
+        return [*made, found], [*sizes, sizes[0] + average.abs() * (t > 1)]
+    return torch_moments(settings, t, state, grad)
+
+
+def torch_moments(settings, t, state, grad):
+    """Do what `torch_update` does with these `settings`, without the weight's average."""
     rate, decay, weight = settings["lr"], settings.get("weight_decay", 0.0), state[0]
     if OPTIMIZER[0] == "lion":  # PyTorch has none: Chen et al., 2023, algorithm 2
         beta1, beta2 = settings["beta1"], settings["beta2"]
@@ -273,7 +290,7 @@ def torch_update(name, t, state, grad):
         # The sign of what cancels is that of its rounding.
         unsure = torch.where((mean.abs() <= 1e-6 * size) & (size > 0), math.inf, 0.0)
         return [new, torch.lerp(grad, state[1], beta2)], [weight.abs() + rate + unsure, state[1].abs() + grad.abs()]
-    options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
+    options: dict = {n: v for n, v in settings.items() if not n.startswith("beta") and n != "ema"}
     if "beta1" in settings:
         options["betas"] = (settings["beta1"], settings["beta2"])
     kinds = {"sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -281,11 +298,12 @@ def torch_update(name, t, state, grad):
     leaf.grad = grad.clone()
     optimizer = kinds[OPTIMIZER[0]]([leaf], foreach=False, **options)
     keys = {"m": "momentum_buffer" if OPTIMIZER[0] == "momentum" else "exp_avg", "v": "exp_avg_sq"}
-    if STATE:
-        kept = {keys[s]: x.clone() for s, x in zip(STATE, state[1:])}
+    own_state = [s for s in STATE if s in keys]
+    if own_state:
+        kept = {keys[s]: x.clone() for s, x in zip(own_state, state[1:])}
         optimizer.state[leaf] = {"step": torch.tensor(t - 1.0), **kept}
     optimizer.step()
-    made = [leaf.detach(), *(optimizer.state[leaf][keys[s]] for s in STATE)]
+    made = [leaf.detach(), *(optimizer.state[leaf][keys[s]] for s in own_state)]
     if OPTIMIZER[0] == "sgd":
         return made, [weight.abs() + rate * grad.abs()]
     if OPTIMIZER[0] == "momentum":
@@ -319,7 +337,10 @@ def compare_update(what, name, t, before, grad, after):
 
 
 def _trial(t, dtype, device):
-    """Return a weight, its gradient and its moments, which combine every size of one with every size of the others."""
+    """
+    Return a weight, its gradient and its moments, which combine every size of one with every size of the others, and a
+    further one.
+    """
     sizes = torch.logspace(-12, 3, 31, dtype=torch.float64)
     grad = torch.cat([-sizes, torch.zeros(1, dtype=torch.float64), sizes])
     # Weights of 0 show all digits of the step, others the decay.
@@ -331,7 +352,7 @@ def _trial(t, dtype, device):
     g = torch.where(g.abs() < smallest, 0.0, g)
     scale = torch.where(g == 0, 1e-3, g.abs())
     m, v = (m * scale, (v * scale) ** 2) if t > 1 else (0 * m, 0 * v)
-    return [x.to(device, dtype) for x in (p, g, m, v)]
+    return [x.to(device, dtype) for x in (p, g, m, v, 0.5 * p + m)]
 
 
 STEPS = (1, 2, 3, 100, 10000)
@@ -344,13 +365,14 @@ def check_update(ctx, weights):
     its weight decay with OPTIMIZER's; return up to 8 messages of all ranks. Changes no weight. All ranks call it.
     """
     wrong = []
-    for number, (name, weight) in enumerate(weights.items()):
+    for number, (name, weight) in enumerate(trained(weights).items()):
         # float32 rounds least, so small errors show; the weight's own type is what the program uses.
         for dtype in dict.fromkeys((torch.float32, weight.dtype)):
             for t in STEPS if number < 2 else STEPS[number % len(STEPS) :][:1]:
-                p, g, m, v = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, weight.device))
-                before = [x.double() for x in (p, m, v)[: 1 + len(STATE)]]
-                after = [x.clone().contiguous() for x in (p, m, v)[: 1 + len(STATE)]]
+                p, g, *moments = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, weight.device))
+                moments = moments[: len(STATE)]
+                before = [x.double() for x in (p, *moments)]
+                after = [x.clone().contiguous() for x in (p, *moments)]
                 scale = 0.375 if CLIP and t % 2 else 1.0
                 own = Weights({name: after[0]})
                 update(own, {name: g.contiguous()}, {name: tuple(after[1:])}, t, 1.0, scale)
@@ -369,11 +391,11 @@ def _decays(weights):
     """
     if OPTIMIZER[0] == "sgd":
         return
-    alike = {tuple(hyperparameters(name).items()): name for name in reversed(list(weights))}
+    alike = {tuple(hyperparameters(name).items()): name for name in reversed(list(trained(weights)))}
     for name in alike.values():
         p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weights[name].device)[:-1]
         after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)
-        update(Weights({name: after}), {name: still}, {name: (still.clone(), one)[: len(STATE)]}, 2)
+        update(Weights({name: after}), {name: still}, {name: (still.clone(), one, one.clone())[: len(STATE)]}, 2)
         settings = hyperparameters(name)
         wanted = settings["lr"] * settings.get("weight_decay", 0.0)
         right = p * (1.0 - wanted)

@@ -24,7 +24,18 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.pieces import pins
-from unity_ir.lowering.runtime.plan import COUNTERS, INPUTS, MESH, NAME, OPTIMIZER, RUNNING, TABLES, WEIGHTS, WORLD
+from unity_ir.lowering.runtime.plan import (
+    COUNTERS,
+    INPUTS,
+    MESH,
+    NAME,
+    OPTIMIZER,
+    RUNNING,
+    STATE,
+    TABLES,
+    WEIGHTS,
+    WORLD,
+)
 from unity_ir.lowering.runtime.ranks import FOREVER, Context, everywhere, fail_alike, finish_files, from_all, from_first
 from unity_ir.lowering.runtime.recipe import RECIPE
 
@@ -38,7 +49,8 @@ def state_dict(ctx, weights, moments, record=None):
     """
     Return {key: DTensor} of this rank's pieces, in the same memory. Keys are `weights.NAME`, `moments.K.NAME` (K: index
     in STATE) and, if the pipeline never drains, `older.NAME`, the weights of one step ago. `record` is the
-    `complete.json` of a checkpoint to load (None: to save); `older` is left out if that has none. All ranks call it.
+    `complete.json` of a checkpoint to load (None: to save); `older`, and averages of weights, are left out if that has
+    none. All ranks call it.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -61,8 +73,14 @@ def state_dict(ctx, weights, moments, record=None):
     if ctx.flight and (record is None or record["hyperparameters"].get("gradient_delay")):  # those of one step ago
         state.update({f"older.{n}": dtensor(w, WEIGHTS[n]) for n, w in ctx.flight.older(weights).items()})
     for n, pair in moments.items():
-        state.update({f"moments.{k}.{n}": dtensor(m, WEIGHTS[n]) for k, m in enumerate(pair)})
+        there = [k for k, kind in enumerate(STATE) if kind != "average" or _has_average(record)]
+        state.update({f"moments.{k}.{n}": dtensor(pair[k], WEIGHTS[n]) for k in there})
     return state
+
+
+def _has_average(record):
+    """Return whether a checkpoint to load, with this `complete.json` (None: one to save), has averages of weights."""
+    return record is None or bool(record["hyperparameters"].get("ema"))
 
 
 def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0, beside=None):
@@ -299,9 +317,10 @@ def _opened(path):
 def load(ctx, weights, moments, folder, changed=(), tables=None):
     """
     Load the newest complete checkpoint in `folder` into weights, moments (in place) and the random state; return its
-    number of steps. Its running statistics and counters replace those in the dict `tables` (None: they are dropped); of
-    its other tables those go there that the dict lacks. Ends the run if there is none, if it is damaged or of another
-    model, or if hyperparameters not named in `changed` differ. All ranks call it.
+    number of steps. Averages of weights that it has not begin as the weights. Its running statistics and counters
+    replace those in the dict `tables` (None: they are dropped); of its other tables those go there that the dict lacks.
+    Ends the run if there is none, if it is damaged or of another model, or if hyperparameters not named in `changed`
+    differ. All ranks call it.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -320,6 +339,9 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
     wrong = _wrong_anywhere(lambda: dcp.load(state, checkpoint_id=str(path)))
     if wrong or int(state["step"]) != record["step"]:
         fail_alike(f"cannot load {path}: {wrong or 'its step is not that of its complete.json'}")
+    if "average" in STATE and not _has_average(record):
+        for name, pair in moments.items():
+            pair[STATE.index("average")].copy_(weights[name])
     weights.renew_casts()
     if ctx.flight:
         ctx.flight.older(weights).renew_casts()
@@ -333,7 +355,7 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
 
 def _contents():
     """Return the part of the record that must equal the program's that loads it; the plan may be another."""
-    weights = {name: [list(spec.shape), str(spec.dtype)] for name, spec in WEIGHTS.items()}
+    weights = {n: [list(s.shape), str(s.dtype), *["frozen"] * s.frozen] for n, s in WEIGHTS.items()}
     settings = {**OPTIMIZER[1], **RECIPE}
     return {"name": NAME, "optimizer": OPTIMIZER[0], "hyperparameters": settings, "weights": weights}
 

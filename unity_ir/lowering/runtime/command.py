@@ -20,7 +20,7 @@ from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.evaluation import Evaluation
 from unity_ir.lowering.runtime.files import why_not_written
 from unity_ir.lowering.runtime.graph import StepGraph, why_on_host
-from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
+from unity_ir.lowering.runtime.pieces import averaged, init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import (
     CLIP,
     IMPORTED,
@@ -144,6 +144,10 @@ def train(ctx, options, data, seed, folder, skipped=0):
         if in_a_row == MOST_SKIPPED:
             fail_alike(f"step {t + 1}: the gradient of {MOST_SKIPPED} steps in a row is not finite")
 
+    def shown(steps):
+        """Return the weights that are evaluated and written after so many steps: their average with --average."""
+        return averaged(weights, moments, steps - log.skipped) if options.average else weights
+
     for t in range(first, options.steps):
         ctx.note_progress()
         if beside:
@@ -183,14 +187,14 @@ def train(ctx, options, data, seed, folder, skipped=0):
                 tables = data.whole_tables(ctx)
                 save(ctx, weights, moments, t + 1, options.save, seed, options.keep, tables, log.skipped, beside)
         if evaluates:
-            log.evaluated(t, evaluation.loss(ctx, weights))
+            log.evaluated(t, evaluation.loss(ctx, shown(t + 1)))
     if evaluation and first == options.steps:
-        log.evaluated(first - 1, evaluation.loss(ctx, weights))
+        log.evaluated(first - 1, evaluation.loss(ctx, shown(first)))
     if beside:
         beside.wait()
     if options.weights_out:
         with ctx.unlimited():
-            write_weights(ctx, weights, options.weights_out, data.whole_tables(ctx))
+            write_weights(ctx, shown(options.steps), options.weights_out, data.whole_tables(ctx))
 
 
 # --- the command line
@@ -198,7 +202,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
 
 ONLY_TRAINING = (
     *("save", "save_every", "save_async", "keep", "load", "changed", "weights_out", "profile", "check_nan", "log"),
-    *("eval_data", "eval_every", "eval_batches"),
+    *("eval_data", "eval_every", "eval_batches", "average"),
 )
 """Options that cannot be given together with `--check`."""
 
@@ -236,6 +240,8 @@ def arguments():
     add("--random-weights", action="store_true", help=anew)
     add("--tables", metavar="FILE.safetensors", help="tables of an imported model, where --weights does not hold them")
     add("--weights-out", metavar="FILE|DIR/", help="write the weights after the last step")
+    mean = "evaluate, and write --weights-out, by the moving average of the weights, of a program with ema"
+    add("--average", action="store_true", help=mean)
     add("--lr", type=float, metavar="RATE", help=f"the learning rate (default {OPTIMIZER[1]['lr']:g})")
     after = "how the learning rate goes on after the warm-up (default constant)"
     add("--schedule", choices=SCHEDULES, default="constant", help=after)
@@ -273,6 +279,8 @@ def arguments():
         parser.error("--eval-every and --eval-batches are of --eval-data, which has to be given")
     if options.eval_data and forward is None:
         parser.error("this program has no forward alone for --eval-data; emit it with evaluate among the options of -t")
+    if options.average and "ema" not in OPTIMIZER[1]:
+        parser.error("this program keeps no average of its weights; emit it with ema=0.999 among the options of -t")
     if flight is not None and options.check_nan:
         parser.error("--check-nan does a step again, which 2bw cannot; emit the model by another schedule")
     if options.save_async and not options.save:

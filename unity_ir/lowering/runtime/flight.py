@@ -14,7 +14,7 @@ import copy
 import torch
 import torch.distributed as dist
 
-from unity_ir.lowering.runtime.pieces import Weights
+from unity_ir.lowering.runtime.pieces import Weights, trained
 from unity_ir.lowering.runtime.pipeline import UnderWay, actions_of, start_groups, wait_for
 from unity_ir.lowering.runtime.plan import MICRO_BATCHES, PIPELINE
 from unity_ir.lowering.runtime.ranks import fail_alike
@@ -55,9 +55,11 @@ class Flight:
     def older(self, weights):
         """
         Return the Weights of one step ago (not a copy), with which batches are computed; at first a copy of `weights`.
+        Frozen ones are the same tensors in both.
         """
         if self._older is None:
-            self._older = Weights({name: weight.clone() for name, weight in weights.items()})
+            own = trained(weights)
+            self._older = Weights({n: weight.clone() if n in own else weight for n, weight in weights.items()})
         return self._older
 
     def step(self, ctx, weights, batch, before, after):
@@ -90,7 +92,7 @@ class Flight:
             wait_for([*self._sent["F"], *self._sent["B"], *self._gradients])
             self._sent, self._gradients = {"F": [], "B": []}, []
         for before, after in ((older, weights), (older.casts, weights.casts)):
-            for name, spare in before.items():
+            for name, spare in trained(before).items():
                 spare.copy_(after[name])
                 before[name], after[name] = after[name], spare
         return result

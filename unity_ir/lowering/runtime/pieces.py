@@ -188,6 +188,20 @@ def init_weights(ctx, seed=0):
     return Weights({name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()})
 
 
+def trained(weights):
+    """Return those of `weights`, {name: tensor or Spec}, that are trained: all but the frozen ones."""
+    return {name: weight for name, weight in weights.items() if not WEIGHTS[name].frozen}
+
+
 def init_moments(weights):
-    """Return {name: tuple of the optimizer's moments, tensors of zeros shaped as the weight}; {} if it has none."""
-    return {name: tuple(torch.zeros_like(w) for _ in STATE) for name, w in weights.items()} if STATE else {}
+    """Return {trained weight: tuple of the optimizer's moments, zeros shaped as the weight}; {} if it has none."""
+    return {name: tuple(torch.zeros_like(w) for _ in STATE) for name, w in trained(weights).items()} if STATE else {}
+
+
+def averaged(weights, moments, updates):
+    """
+    Return the Weights whose trained ones are the moving averages that `moments` has, after `updates` updates; `weights`
+    themselves before the first. Frozen ones are as they are.
+    """
+    at = STATE.index("average")
+    return Weights({n: moments[n][at] if n in moments else w for n, w in weights.items()}) if updates else weights

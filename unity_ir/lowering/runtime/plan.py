@@ -15,7 +15,7 @@ class Spec:
 
     `roles` has what each mesh axis does: the number of the dim that it shards, or "copy", "sum", "repeat", "at i" (only
     ranks at coordinate i hold it). Integers are from 0 to `below` - 1 (None: any). `time` is the dim that micro-batches
-    divide, `cast` the element type of a weight's kept cast; None if there is none.
+    divide, `cast` the element type of a weight's kept cast; None if there is none. A `frozen` weight is not trained.
     """
 
     shape: tuple[int, ...]
@@ -24,6 +24,7 @@ class Spec:
     below: int | None = None
     time: int | None = None
     cast: torch.dtype | None = None
+    frozen: bool = False
 
 
 NAME = ""
@@ -58,7 +59,7 @@ FLOPS, PEAK = 0, None
 def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     """
     Stand in for a program's step on this rank's pieces `weights` and `batch` by name. It returns (part of the loss,
-    {name: gradient of the weight}); the dict has the next values of running statistics, too.
+    {name: gradient of the trained weight}); the dict has the next values of running statistics, too.
     """
     raise NotImplementedError
 
@@ -77,9 +78,9 @@ COUNT: Spec | None = None
 
 def update(weights: Any, grads: Any, moments: Any, t: Any, rate: Any = 1.0, scale: Any = 1.0, live: Any = 1.0) -> None:
     """
-    Stand in for a program's optimizer, which updates `weights` and `moments` by name in place, by the gradients `grads`
-    times `scale`. `t` is the step's number, from 1; the learning rate is multiplied by `rate`. If `live` is 0, nothing
-    is changed.
+    Stand in for a program's optimizer, which updates trained `weights` and `moments` in place, by the gradients `grads`
+    (each by name) times `scale`. `t` is the step's number, from 1; the learning rate is multiplied by `rate`. If `live`
+    is 0, nothing is changed.
 
     In a program whose ON_HOST is None, `t`, `rate`, `scale` and `live` may be tensors on the device. In others they are
     numbers, and there is no `live`.

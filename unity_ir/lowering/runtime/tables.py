@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from unity_ir.lowering.runtime.pieces import trained
 from unity_ir.lowering.runtime.plan import OPTIMIZER, WEIGHTS
 from unity_ir.lowering.runtime.recipe import hyperparameters
 
@@ -38,11 +39,12 @@ def weight_tables(weights, grads, moments, block):
     """
     Return a list of WeightTables (where weights are in memory), with each of which one launch updates many weights: one
     for each combination of element types and alignment, in blocks of `block` elements. `weights`, `grads` and `moments`
-    (the optimizer's state) are by name. WeightTables of the last steps are used again if no tensor has moved.
+    (the optimizer's state) are by name; frozen weights are left out. WeightTables of the last steps are used again if
+    no tensor has moved.
     """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     has_casts = any(spec.cast for spec in WEIGHTS.values())
-    for name, weight in weights.items():
+    for name, weight in trained(weights).items():
         tensors = (weight, grads[name], *moments.get(name, ()))
         addresses = [x.data_ptr() for x in tensors]
         if has_casts:

@@ -243,7 +243,8 @@ class _Sums:
     def tied(self, weight: Node, unit: int, reader: int) -> TiedWeight:
         """Return what a weight of the serial graph takes where a later unit reads it."""
         (type,) = self.placed[weight].types
-        elements, item, grad = prod(type.piece_shape), ELEMENT_BYTES[type.dtype], ELEMENT_BYTES[type.grad_dtype]
+        elements, item = prod(type.piece_shape), ELEMENT_BYTES[type.dtype]
+        grad = ELEMENT_BYTES[type.grad_dtype] if weight.is_trained else 0
         sent, held = (elements, max(item, grad)), float(elements * (item + grad))
         return TiedWeight(unit, reader, sent, held, self._addition(elements * grad))
 

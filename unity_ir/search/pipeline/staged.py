@@ -197,8 +197,9 @@ class _OverlappingCut(_Cut):
                 moved[reshard.value.node] += sum(self.machine.move_time(move, dtype) for move, dtype in reshard.moves)
         for weight, readers in self._readers.items():
             first, last = readers[0], readers[-1]
-            sent = 2 * self._send(weight.result) if last is not first else 0.0
-            once = {first: update_time(weight, self.optimizer, self.machine) + moved[weight] + sent}
+            sent = (1 + weight.is_trained) * self._send(weight.result) if last is not first else 0.0
+            update = update_time(weight, self.optimizer, self.machine) if weight.is_trained else 0.0
+            once = {first: update + moved[weight] + sent}
             if sent:
                 once[last] = moved[weight] + sent  # of its own copy, whose gradient it sends back
             for node, seconds in once.items():
