@@ -130,7 +130,7 @@ def test_models_with_queues_and_documents_are_refused():
     keys = {**SMALL, "heads": 2, "kv_heads": 2, "intermediate": 16, "experts": 4, "dispatch": "sparse"}
     with pytest.raises(UnityError, match="queue, after pcg"):
         striped(build("moe", **keys, capacity=100), 4)
-    with pytest.raises(UnityError, match="causal attention of a forward graph, which this one lacks"):
+    with pytest.raises(UnityError, match=r"pcg\.attention_ranges has no form for tokens in striped order"):
         striped(build("gpt2", **SMALL, heads=2, separator=1), 4)
 
 
