@@ -59,6 +59,8 @@ class SearchLimits:
     """Work charged to the budget for an elimination, on top of its entries (Python and numpy calls)."""
     work_elimination_order: int = 15_000
     """Work charged for pricing the elimination of one variable."""
+    copied_share: float = 0.7
+    """Share of a table's entries at which a restricted one is copied: until then, it is read through indices."""
     sparse_layouts: int = 20
     """Layout numbers are sorted, rather than counted in an array, where fewer than 1/20 of the range occurs."""
     shared_rounds: int = 30
