@@ -31,10 +31,17 @@ class Messages:
     in place.
     """
 
-    def __init__(self, problem: FactorGraph):
+    def __init__(self, problem: FactorGraph, start: tuple[list[Floats], list[Floats]] | None = None):
+        """Start from the messages (there, back) `start`; from zero if it is None. Any messages are a valid start."""
         self.problem = problem
-        self.there: list[Floats] = [np.zeros(len(edge.needs.layouts)) for edge in problem.edges]
-        self.back: list[Floats] = [np.zeros(len(edge.made.layouts)) for edge in problem.edges]
+        self.restarted = start is not None
+        """Whether they started from given messages."""
+        there, back = start or (
+            [np.zeros(len(edge.needs.layouts)) for edge in problem.edges],
+            [np.zeros(len(edge.made.layouts)) for edge in problem.edges],
+        )
+        self.there: list[Floats] = there
+        self.back: list[Floats] = back
         self.slack: list[Floats] = [np.zeros(len(s)) for s in problem.seconds]
         """
         Per variable and row, a lower bound on what any choice with the row costs above the bound before the last pass.

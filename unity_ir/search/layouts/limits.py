@@ -81,6 +81,10 @@ class SearchLimits:
     Entries that an elimination may look at before any row is pruned, where equal layers share tables and are
     eliminated once.
     """
+    known_messages: int = 2**25
+    """Numbers in messages that are kept for the next search of the same graph, over all graphs: 256 MiB."""
+    saved_rows: float = 0.9
+    """Share of a graph's rows down to which its messages are those kept: later ones know nothing of the rest."""
     best_rows: int = 8
     """Rows of each variable, those with the least slack, among which an incumbent is looked for."""
     exact_passes: int = 60
