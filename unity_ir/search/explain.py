@@ -104,7 +104,7 @@ def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
     out: list[Alternative] = []
     for how, rows in classes.items():
         problem = builder.problem()
-        problem.keep(builder.numbers[node], np.isin(np.arange(len(table)), rows))
+        problem.keep({builder.numbers[node]: np.isin(np.arange(len(table)), rows)})
         best = _alternative(how, node, builder.plan(problem), model, found.price)
         if found.plan.rows[node] in rows:
             # It may share moves in a way that the plans of the sum, in which each operator pays, do not.

@@ -8,7 +8,7 @@ makes to the layout that another's row needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -113,16 +113,26 @@ class Variable:
     """
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DenseCost:
     """
-    The cost of an edge, which reshards a value from its source to its target, as a dense table `seconds` [layout made,
-    layout needed]: by index among the layouts that the source variable makes, and that the target variable needs.
+    The cost of an edge, which reshards a value from its source to its target, as a dense table [layout made, layout
+    needed]: by index among the layouts that the source variable makes, and that the target variable needs.
     """
 
     made: Port
     needs: Port
-    seconds: Floats
+    table: Floats
+    """The table, which may also have layouts that are in the ports no longer."""
+    at: tuple[Ints, Ints] | None = None
+    """Where the table has such layouts: the index in it of each layout made, and of each needed."""
+
+    @property
+    def seconds(self) -> Floats:
+        """The table [layout made, layout needed] of the ports' layouts alone; it takes the place of a larger one."""
+        if self.at is not None:
+            self.table, self.at = self.table[np.ix_(*self.at)], None
+        return self.table
 
     def there(self, of_made: Floats) -> Floats:
         """
@@ -130,7 +140,10 @@ class DenseCost:
 
         `of_made` [layout made] is the message that arrives at the source, in the unit of the costs.
         """
-        return (of_made[:, None] + self.seconds).min(axis=0)
+        if self.at is None:
+            return (of_made[:, None] + self.table).min(axis=0)
+        made, needs = self.at
+        return (_spread(of_made, made, len(self.table))[:, None] + self.table).min(axis=0)[needs]
 
     def back(self, of_needs: Floats) -> Floats:
         """
@@ -138,15 +151,35 @@ class DenseCost:
 
         `of_needs` [layout needed] is the message that arrives at the target, in the unit of the costs.
         """
-        return (self.seconds + of_needs).min(axis=1)
+        if self.at is None:
+            return (self.table + of_needs).min(axis=1)
+        made, needs = self.at
+        return (self.table + _spread(of_needs, needs, self.table.shape[1])).min(axis=1)[made]
 
     def of(self, made: Port, needs: Port) -> DenseCost:
         """
         Return the cost table restricted to fewer layouts at either end of the edge: those of the ports `made` and
         `needs`, which must be among those of this cost's own ports.
+
+        The table is shared with this cost, rather than copied, while most of its entries are left: rows are dropped a
+        few at a time.
         """
         at = np.searchsorted(self.made.layouts, made.layouts), np.searchsorted(self.needs.layouts, needs.layouts)
-        return DenseCost(made, needs, self.seconds[np.ix_(*at)])
+        if self.at is not None:
+            at = self.at[0][at[0]], self.at[1][at[1]]
+        entries = len(at[0]) * len(at[1])
+        if entries == self.table.size:
+            return DenseCost(made, needs, self.table)
+        if entries > limits().copied_share * self.table.size:
+            return DenseCost(made, needs, self.table, at)
+        return DenseCost(made, needs, self.table[np.ix_(*at)])
+
+
+def _spread(of_layouts: Floats, at: Ints, size: int) -> Floats:
+    """Return `of_layouts` at the indices `at` of an array of `size` numbers, infinite elsewhere."""
+    out = np.full(size, np.inf)
+    out[at] = of_layouts
+    return out
 
 
 class PairwiseCost(Protocol):
@@ -267,19 +300,34 @@ class FactorGraph:
         """Return an estimate of the work of one pass of messages over all edges, as a number of additions."""
         return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.edges)
 
-    def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
+    def keep(self, rows: Mapping[int, npt.NDArray[np.bool_]]) -> dict[int, Edge]:
         """
-        Drop, in place, the rows of one variable where the mask `rows` [row] is False, and the layouts at its edges that
-        only those rows have. `variable` is its number.
+        Drop, in place, the rows of some variables where the mask of the variable, `rows[variable]` [row], is False, and
+        the layouts at their edges that only those rows have. Return these variables' edges as they were, by number.
+
+        Restrictions are memoised until `forget` is called, so that equal layers share theirs.
         """
-        self.rows[variable] = self.rows[variable][rows]
-        self.seconds[variable] = self.seconds[variable][rows]
-        self.own[variable] = every(len(self.rows[variable]))
-        for number in (*self.into[variable], *self.out[variable]):
-            edge = self.edges[number]
-            made = self._port(edge.made, rows) if variable == edge.source else edge.made
-            needs = self._port(edge.needs, rows) if variable == edge.target else edge.needs
+        for variable, some in rows.items():
+            self.rows[variable] = self.rows[variable][some]
+            self.seconds[variable] = self.seconds[variable][some]
+            self.own[variable] = every(len(self.rows[variable]))
+        before = {number: self.edges[number] for v in rows for number in (*self.into[v], *self.out[v])}
+        for number, edge in before.items():
+            made = self._port(edge.made, rows[edge.source]) if edge.source in rows else edge.made
+            needs = self._port(edge.needs, rows[edge.target]) if edge.target in rows else edge.needs
             self.edges[number] = Edge(edge.source, edge.target, self._way(edge.between, made, needs))
+        return before
+
+    def forget(self) -> None:
+        """
+        Free the restricted ports and costs that no edge has any more, after rows of several variables were dropped.
+
+        Those that edges have are kept, so that equal layers that lose the same rows later share theirs.
+        """
+        ports = {id(port) for edge in self.edges for port in (edge.made, edge.needs)}
+        costs = {id(edge.between) for edge in self.edges}
+        self._ports = {key: both for key, both in self._ports.items() if id(both[0]) in ports and id(both[1]) in ports}
+        self._ways = {key: both for key, both in self._ways.items() if id(both[0]) in costs and id(both[1]) in costs}
 
     def _port(self, of: Port, rows: Ints | npt.NDArray[np.bool_]) -> Port:
         key = id(of), rows.tobytes()

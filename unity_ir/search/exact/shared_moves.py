@@ -26,6 +26,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.search.exact.elimination import Projection, every
 from unity_ir.search.exact.factor_graph import DenseCost, PairwiseCost, Port, Variable, between, port
+from unity_ir.search.exact.known_messages import PLAIN, Moved
 from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.layouts.axes import Floats, Ints
 from unity_ir.search.layouts.limits import limits
@@ -172,6 +173,11 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         `states`, flattened.
         """
         return row // len(self.states(value, self.tracked[value])) if value in self.tracked else row
+
+    def moved(self, value: Value) -> Moved:
+        """Return what the rows of a value's relay are: with tracked layouts, also to which of these it is brought."""
+        tracked = self.tracked.get(value, ())
+        return Moved(tracked, self.states(value, tracked)) if tracked else PLAIN
 
     def relay(self, value: Value) -> Variable:
         """

@@ -45,8 +45,8 @@ from unity_ir.search.exact.factor_graph import (
     port,
     undominated,
 )
+from unity_ir.search.exact.known_messages import PLAIN, KnownMessages, Moved, Start
 from unity_ir.search.exact.recompute import ALL_SAVED, SavedForBackward
-from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import Floats, Ints
 from unity_ir.search.layouts.limits import limits
@@ -162,19 +162,22 @@ class Solver:
     )
     _rests: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
     _aparts: dict[tuple[object, ...], LazyRows] = field(default_factory=dict[tuple[object, ...], LazyRows])
+    known: KnownMessages = field(default_factory=KnownMessages)
+    """Messages of earlier searches, from which those of the same graphs start."""
     price: Price = TIME
     """The price that is minimised; plans' `seconds` and `bound` are in its unit."""
 
     def with_price(self, price: Price) -> Solver:
         """
         Return a solver that minimises the objective `price`, which has the cost of a second and that of a byte held; it
-        shares operator tables with this one.
+        shares operator tables and known messages with this one.
         """
         return Solver(
             self.spaces,
             self.optimizer,
             _tables=self._tables,
             _totals=self._totals,
+            known=self.known,
             price=price,
             stepwise=self.stepwise,
         )
@@ -422,18 +425,22 @@ def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
     return needed
 
 
-def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]:
+def _minimum(problem: FactorGraph, memo: Memo, start: Start) -> tuple[float, list[int], float]:
     """
     Return an incumbent's cost, its rows, and a lower bound on all choices; equal to the cost if it is optimal.
+
+    Messages start from those that `start` knows. Theirs are kept there if the incumbent comes close to the bound: where
+    it does not, it depends on the way to the bound, and would be no better on the way from here.
 
     Where the budget ends after an incumbent is found, that is returned. Raises `OutOfBudget` where it ends before.
     """
     exact = _eliminate(problem, limits().whole_entries, memo)
     if exact is not None:
         return (*exact, exact[0])
-    messages = Messages(problem)
+    messages = start.messages(problem)
+    early = start.now(messages)
     best, chosen, few = np.inf, list[int](), limits().best_rows
-    tried = sum(map(len, problem.rows))
+    whole = left = tried = sum(map(len, problem.rows))
     try:
         for _ in range(limits().exact_passes):
             messages.forward()
@@ -442,14 +449,19 @@ def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]
             found, few = among_best(problem, messages.slack, few)
             if found[0] < best:
                 best, chosen = found
-            left = messages.prune(best * (1 + TOLERANCE) - before)
+            if left >= limits().saved_rows * whole:
+                early = start.now(messages)
+            among, left = left, messages.prune(best * (1 + TOLERANCE) - before)
             close = best <= messages.bound * (1 + limits().close)
             if close or 2 * left < tried:
                 tried = left
                 exact = _eliminate(problem, limits().pruned_entries)
+                if close or exact is not None:
+                    start.keep(early)
                 if exact is not None:
                     return (*exact, exact[0])
-            if close:
+            if close and not (messages.restarted and 2 * left < among):
+                # Messages that start close have not yet dropped the rows that as many passes from zero would have.
                 break
     except OutOfBudget:
         if not chosen:
@@ -501,6 +513,7 @@ class FactorGraphBuilder:
         """Keep every row of the operator `whole`, dominated or not."""
         self.solver = solver
         self.whole = whole
+        self.outputs = graph.outputs
         self.nodes = graph.nodes()
         self.with_gradient = nodes_with_gradient(graph)
         self.keeps = ALL_SAVED if solver.price.byte == 0 else SavedForBackward(graph)
@@ -552,7 +565,16 @@ class FactorGraphBuilder:
         Return the best plan found among the rows left in `problem`, a factor graph of this graph that may have lost
         some.
         """
-        return self.chosen(problem, *_minimum(problem, self.solver.memo))
+        return self.chosen(problem, *_minimum(problem, self.solver.memo, self.start()))
+
+    def start(self) -> Start:
+        """Return where the messages of a search of this graph start, and are kept for the next one."""
+        moved = [PLAIN if isinstance(key, Node) else self.moved(key) for key in self.numbers]
+        return Start(self.solver.known, (self.outputs, self.solver.price.second == 0), moved)
+
+    def moved(self, value: Value) -> Moved:
+        """Return what the rows of a value's relay are: here only the layouts in which its users find it."""
+        return PLAIN
 
     def chosen(self, problem: FactorGraph, seconds: float, chosen: Sequence[int], bound: float) -> ExactPlan:
         """

@@ -9,7 +9,7 @@ row must be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,17 @@ class Messages:
     in place.
     """
 
-    def __init__(self, problem: FactorGraph):
+    def __init__(self, problem: FactorGraph, start: tuple[list[Floats], list[Floats]] | None = None):
+        """Start from the messages (there, back) `start`; from zero if it is None. Any messages are a valid start."""
         self.problem = problem
-        self.there: list[Floats] = [np.zeros(len(edge.needs.layouts)) for edge in problem.edges]
-        self.back: list[Floats] = [np.zeros(len(edge.made.layouts)) for edge in problem.edges]
+        self.restarted = start is not None
+        """Whether they started from given messages."""
+        there, back = start or (
+            [np.zeros(len(edge.needs.layouts)) for edge in problem.edges],
+            [np.zeros(len(edge.made.layouts)) for edge in problem.edges],
+        )
+        self.there: list[Floats] = there
+        self.back: list[Floats] = back
         self.slack: list[Floats] = [np.zeros(len(s)) for s in problem.seconds]
         """
         Per variable and row, a lower bound on what any choice with the row costs above the bound before the last pass.
@@ -68,7 +75,7 @@ class Messages:
                 self.there[number] = edge.between.there(least - self.back[number])
                 left = left - least[edge.made.at]
             bound += float(left.min())
-        self.last, self.bound = bound, max(self.bound, bound)
+        self._end(bound)
         return bound
 
     def backward(self, known: float = np.inf) -> float:
@@ -88,8 +95,13 @@ class Messages:
                 self.back[number] = edge.between.back(least - self.there[number])
                 left = left - least[edge.needs.at]
             bound += float(left.min())
-        self.last, self.bound = bound, max(self.bound, bound)
+        self._end(bound)
         return bound
+
+    def _end(self, bound: float) -> None:
+        """Record the bound after a pass, and free what its dropped rows alone needed."""
+        self.last, self.bound = bound, max(self.bound, bound)
+        self.problem.forget()
 
     def _spend(self, edges: Sequence[int]) -> None:
         """Charge the budget for messages along some edges."""
@@ -108,7 +120,7 @@ class Messages:
         self.slack[variable] = total - total.min()
         rows = self.slack[variable] <= limit
         if not rows.all():
-            self._keep(variable, rows)
+            self._keep({variable: rows})
             total = total[rows]
         chains = max(len(problem.into[variable]), len(problem.out[variable]), 1)
         return total, total / chains
@@ -124,17 +136,15 @@ class Messages:
         lower bound as it was before the last pass: any choice with such a row costs more than that bound plus `limit`.
         Return the number of rows left, of all variables together.
         """
-        for variable, slack in enumerate(self.slack):
-            rows = slack <= limit
-            if not rows.all():
-                self._keep(variable, rows)
+        masks = {variable: slack <= limit for variable, slack in enumerate(self.slack)}
+        self._keep({variable: rows for variable, rows in masks.items() if not rows.all()})
+        self.problem.forget()
         return sum(len(s) for s in self.slack)
 
-    def _keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
-        before = [(n, self.problem.edges[n]) for n in self.problem.into[variable] + self.problem.out[variable]]
-        self.problem.keep(variable, rows)
-        self.slack[variable] = self.slack[variable][rows]
-        for number, old in before:
+    def _keep(self, rows: Mapping[int, npt.NDArray[np.bool_]]) -> None:
+        for number, old in self.problem.keep(rows).items():
             new = self.problem.edges[number]
             self.there[number] = self.there[number][np.searchsorted(old.needs.layouts, new.needs.layouts)]
             self.back[number] = self.back[number][np.searchsorted(old.made.layouts, new.made.layouts)]
+        for variable, some in rows.items():
+            self.slack[variable] = self.slack[variable][some]

@@ -59,6 +59,8 @@ class SearchLimits:
     """Work charged to the budget for an elimination, on top of its entries (Python and numpy calls)."""
     work_elimination_order: int = 15_000
     """Work charged for pricing the elimination of one variable."""
+    copied_share: float = 0.7
+    """Share of a table's entries at which a restricted one is copied: until then, it is read through indices."""
     sparse_layouts: int = 20
     """Layout numbers are sorted, rather than counted in an array, where fewer than 1/20 of the range occurs."""
     shared_rounds: int = 30
@@ -79,6 +81,10 @@ class SearchLimits:
     Entries that an elimination may look at before any row is pruned, where equal layers share tables and are
     eliminated once.
     """
+    known_messages: int = 2**25
+    """Numbers in messages that are kept for the next search of the same graph, over all graphs: 256 MiB."""
+    saved_rows: float = 0.9
+    """Share of a graph's rows down to which its messages are those kept: later ones know nothing of the rest."""
     best_rows: int = 8
     """Rows of each variable, those with the least slack, among which an incumbent is looked for."""
     exact_passes: int = 60
