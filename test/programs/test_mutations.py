@@ -140,7 +140,8 @@ def no_update(text: str) -> list[tuple[str, str]]:
     start = text.index("def update(")
     end = text.index("\n\n\n", start)
     lines = [line for line in text[start:end].splitlines() if line.startswith("    ") and '"""' not in line]
-    some = lines[0].replace("weights.items()", "list(weights.items())[1:]")
+    some = lines[0].replace("trained(weights).items()", "list(trained(weights).items())[1:]")
+    assert some != lines[0]
     return [("without one update", text.replace(lines[0], some))]
 
 

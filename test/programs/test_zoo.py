@@ -175,6 +175,6 @@ def test_the_sample_has_everything():
     plans = Counter(re.sub(r"-\d+$|,.*", "", re.sub(r"/.*", "", case.plan)) for case in SAMPLE)
     assert {case.plan.partition("/")[2] for case in SAMPLE} == {"", "2", "2i", "4"}
     kinds = {"data-parallel", "degrees", "experts", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
-    assert plans.keys() == {*kinds, "queries"}
+    assert plans.keys() == {*kinds, "queries", "heads"}
     assert {re.sub(r",sequence=\d+$", "", case.model) for case in SAMPLE} == {*SMALL, *VARIANTS}
     assert {case.world for case in SAMPLE} == {1, *WORLDS}
