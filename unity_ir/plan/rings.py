@@ -82,8 +82,8 @@ class Ring:
 def rings(program: Program) -> tuple[Ring, ...]:
     """
     Return the attention of a program that can go around a ring. Queries must be divided along the sequence, keys and
-    values gathered over the same devices, and their gradients divided over these, by collectives whose results nothing
-    else reads; a causal mask needs natural order, or striped order with a stripe per device.
+    values gathered over the same devices, and their gradients, where they are read, divided over these, by collectives
+    whose results nothing else reads; a causal mask needs natural order, or striped order with a stripe per device.
     """
     found = _Finder(program)
     alike: dict[tuple[object, ...], list[Compute]] = defaultdict(list)
@@ -144,7 +144,6 @@ class _Finder:
             2 <= pieces <= MOST_PIECES
             and all(compute.assignment[axis] == "i" for axis in axes)
             and all(isinstance(what, int) or what in ("b", "h", "g") for what in others)
-            and not any(map(is_pinned, layout))
             and program.tensors[k].shape[SEQUENCE] == length
             and all(self.gathers(r, axes) for r in (k, v))
         ):
@@ -154,7 +153,7 @@ class _Finder:
             return None
         if compute.operator in BACKWARD_OF:
             return axes
-        return axes if all(self.scatters(r, axes) for r in compute.results[1:]) else None
+        return axes if all(self.scatters(r, axes) for r in compute.results[1:] if self.readers[r]) else None
 
     def gathers(self, register: Register, axes: tuple[int, ...]) -> tuple[ReshardMove, ...]:
         """
@@ -281,21 +280,26 @@ class _Writer:
         longer = "f32" if dtype in HALVES else dtype
         of_queries: tuple[Register, ...] = ()
         of_pieces: tuple[Register, ...] = ()
+        # The gradient of what only frozen weights make is not.
+        read = [number for number, r in enumerate(compute.results[1:]) if self.finder.readers[r]]
         for turn in range(self._pieces(ring)):
             operands = (y, q, k, v, *self._range(ring, compute, turn), *self.saved[id(ring)])
             k, v = self._handed_on(ring, turn, k, v)
             given = self._attributes(ring, compute, turn)
-            dq, *own = self._compute(ring, compute, "attention_part_grad", operands, given)
-            addends = [self._cast(r, longer) for r in (*of_queries, dq)] if of_queries else []
-            of_queries = self._pointwise("add", addends) if of_queries else (dq,)
+            dq, *made = self._compute(ring, compute, "attention_part_grad", operands, given)
+            if self.finder.readers[compute.results[0]]:
+                addends = [self._cast(r, longer) for r in (*of_queries, dq)] if of_queries else []
+                of_queries = self._pointwise("add", addends) if of_queries else (dq,)
+            own = [made[number] for number in read]
             arrived = [self._shift(ring, r) for r in of_pieces]
             sums = (self._pointwise("add", pair)[0] for pair in zip(arrived, own, strict=True)) if arrived else own
             of_pieces = tuple(sums)
-        assert of_queries, "a ring has two devices, at least"
-        self._renamed(self._cast(of_queries[0], dtype), compute.results[0])
-        for made, total in zip(compute.results[1:], of_pieces, strict=True):
-            moves = self.finder.scatters(made, ring.axes)
-            tensor = self.tensors[made]
+        for total in of_queries:
+            self._renamed(self._cast(total, dtype), compute.results[0])
+        for number, total in zip(read, of_pieces, strict=True):
+            result = compute.results[1 + number]
+            moves = self.finder.scatters(result, ring.axes)
+            tensor = self.tensors[result]
             layout = tuple(SEQUENCE if axis in ring.axes else role for axis, role in enumerate(tensor.layout))
             home = self._register(replace(tensor, layout=layout))
             self._renamed(self._shift(ring, total), home)
@@ -350,7 +354,7 @@ class _Writer:
         shape, layout = self.of.tensors[q].shape, self.of.tensors[q].layout
         length = shape[SEQUENCE] // pieces
         block = _block(attributes, length)
-        own = tuple({0: 0, SEQUENCE: 1}.get(role, REPEAT) for role in layout)
+        own = tuple({0: 0, SEQUENCE: 1}.get(role, role if is_pinned(role) else REPEAT) for role in layout)
         whole = Tensor((shape[0], shape[SEQUENCE]), "i64", own)
         key = ring.axes, whole, block, tuple(ranges), turn if ranges or block is not None else -1
         if key not in self._ranges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,10 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import training_step
+from unity_ir.pcg.freeze import freeze
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.sharding import pinned_at
 from unity_ir.pcg.striped import striped
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_graph
@@ -22,6 +25,7 @@ from unity_ir.plan.rings import rings, seen_in_turn, with_rings
 from unity_ir.plan.schedule import Wait, schedule
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.simulate.report import as_emitted
 
 SIZES = {"batch": 4, "sequence": 64, "layers": 2, "hidden": 32, "heads": 4, "vocabulary": 64}
@@ -66,6 +70,31 @@ def test_every_layer_goes_around_the_devices_of_cp(degrees: Degrees, axes: tuple
     assert max(made.tensors[i.result].bytes(made.mesh) for i in made.body if isinstance(i, ReshardMove)) <= max(
         program.tensors[i.result].bytes(program.mesh) for i in program.body if isinstance(i, ReshardMove)
     )
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama3_8b", "bert_large"])
+def test_stages_of_a_pipeline_have_rings_of_their_own(model: str):
+    sizes = {**SIZES, **({"kv_heads": 2, "intermediate": 32} if model == "llama3_8b" else {})}
+    how = {"micro_batches": 2, "stages": Stages(2, "1f1b"), "options": {"cp": 2, "ring": True}}
+    plan = run(build(model, **sizes), EIGHT, "degrees", ADAMW, **how).graph
+    made = with_rings(lowered(plan))
+    assert [ring.axes for ring in rings(lowered(plan))] == [(2,)] * 2
+    assert Counter(
+        made.tensors[i.result].layout[0] for i in made.body if isinstance(i, ReshardMove) and i.kind == "ring_shift"
+    ) == {pinned_at(0): 8, pinned_at(1): 8}
+
+
+@pytest.mark.parametrize(
+    ("trained", "shifts"),
+    [("*q_proj*", 4), ("*k_proj*", 6), ("*v_proj*", 6), ("*q_proj*,!*v_proj*", 6), ("*k_proj*,!*v_proj*", 8)],
+)
+def test_gradients_that_frozen_weights_leave_unread_do_not_go_around(trained: str, shifts: int):
+    """In each direction keys and values go one place, and in the backward the gradients that are read two."""
+    graph = freeze(build("llama3_8b", **{**SIZES, "layers": 1, "kv_heads": 2, "intermediate": 32}), f"*,!{trained}")
+    plan = recipe(graph, EIGHT, Degrees(cp=2, ring=True))
+    made = with_rings(lowered(plan))
+    kinds = Counter(i.kind for i in made.body if isinstance(i, ReshardMove))
+    assert kinds["ring_shift"] == shifts
 
 
 def test_what_cannot_go_around_is_gathered():
