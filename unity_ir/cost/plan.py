@@ -8,7 +8,7 @@ graph with updates is a whole step, in which everything is explicit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -21,7 +21,7 @@ from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.device import Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.collectives import HALO_EXCHANGES
+from unity_ir.pcg.collectives import FREE, HALO_EXCHANGES
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.loss_part import loss_part
@@ -32,7 +32,7 @@ from unity_ir.pcg.sharding import Layout, Placement, dual, pins_of, place
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.moves import plan_moves
-from unity_ir.plan.rings import BACKWARD_OF, MOST_PIECES
+from unity_ir.plan.rings import BACKWARD_OF, MOST_PIECES, SEQUENCE, can_stay_divided
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
         is_kept = value.node.op == "reuse" and not twice and reused[_root(value), target] == 1
         out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward, twice, is_kept))
     if graph.ring_attention:
-        out = [replace(reshard, goes_around=_goes_around(reshard, graph, placement)) for reshard in out]
+        out = _around_rings(out, graph, placement)
     return out
 
 
@@ -278,21 +278,48 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     )
 
 
-def _goes_around(reshard: Reshard, graph: Graph, placement: Placement) -> bool:
-    """Return whether a reshard gathers keys or values for attention alone that can go around a ring."""
-    gathered = {axis for move in reshard.forward if move.kind == "all_gather" for axis in move.axes}
-    pieces = prod(placement.mesh.sizes[axis] for axis in gathered)
+def _around_rings(found: Sequence[Reshard], graph: Graph, placement: Placement) -> list[Reshard]:
+    """
+    Return reshards, of which those are marked that gather keys or values for attention alone that can go around a ring
+    (`plan.rings`): keys and values, or neither.
+    """
+    may = {id(r): r for r in found if _can_go_around(r, graph, placement)}
+    roots = {_root(r.value) for r in may.values()}
+    return [
+        replace(r, goes_around=True)
+        if id(r) in may and all(_root(v) in roots for user in _readers(r, graph) for v in user.operands[1:3])
+        else r
+        for r in found
+    ]
+
+
+def _can_go_around(reshard: Reshard, graph: Graph, placement: Placement) -> bool:
+    """Return whether a reshard gathers what only attention reads, over the devices that divide the sequence there."""
+    moves = [move for move in reshard.forward if move.kind not in FREE]
+    first = next((i for i, move in enumerate(moves) if move.kind == "all_gather"), len(moves))
+    axes = {axis for move in moves[first:] for axis in move.axes}
+    pieces = prod(placement.mesh.sizes[axis] for axis in axes)
+    return (
+        2 <= pieces <= MOST_PIECES
+        and all(move.kind == "all_to_all" for move in moves[:first])
+        and can_stay_divided(moves[first:])
+        and all(
+            user.op in BACKWARD_OF
+            and axes == {axis for axis, what in enumerate(placement.assignments[user]) if what == "i"}
+            and user.operands[0].shape[SEQUENCE] == user.operands[1].shape[SEQUENCE]
+            and dict(user.attributes).get("stripes", pieces) == pieces
+            for user in _readers(reshard, graph)
+        )
+    )
+
+
+def _readers(reshard: Reshard, graph: Graph) -> list[Node]:
+    """Return the operators that read the result of a reshard, through parallel operators, too."""
     users = [*reshard.users]
     for user in users:
         if user.is_parallel:
             users += [each for each, _ in graph.users().get(user.result, ())]
-    return 2 <= pieces <= MOST_PIECES and all(
-        user.op in BACKWARD_OF
-        and gathered == {axis for axis, what in enumerate(placement.assignments[user]) if what == "i"}
-        and dict(user.attributes).get("stripes", pieces) == pieces
-        for user in users
-        if user.is_compute
-    )
+    return [user for user in users if user.is_compute]
 
 
 def _additions(graph: Graph, part: Mapping[Node, str], with_gradient: Collection[Node], machine: Machine) -> float:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from unity_ir.ops import operator
+from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import (
     REPEAT,
     Assignment,
@@ -172,12 +173,7 @@ class _Finder:
             left -= {*move.axes}
             found.insert(0, move)
             register = move.operand
-        divided = {a for move in found if move.source == SEQUENCE for a in move.axes}
-        for move in found:
-            if move.source != SEQUENCE and not _is_inside(move.axes, divided):
-                return ()
-            divided |= {*move.axes}
-        return tuple(found)
+        return tuple(found) if can_stay_divided(found) else ()
 
     def scatters(self, register: Register, axes: tuple[int, ...]) -> tuple[ReshardMove, ...]:
         """
@@ -202,6 +198,19 @@ class _Finder:
                 if not _is_inside(move.axes, divided):
                     return ()
         return tuple(found)
+
+
+def can_stay_divided(gathers: Sequence[ReshardMove | Move]) -> bool:
+    """
+    Return whether devices can have contiguous pieces of the sequence of what these all-gathers, in order, would bring
+    together: each mesh axis divides the sequence before, or can enter it inside of all that divide it then.
+    """
+    divided = {axis for move in gathers if move.source == SEQUENCE for axis in move.axes}
+    for move in gathers:
+        if move.kind != "all_gather" or (move.source != SEQUENCE and not _is_inside(move.axes, divided)):
+            return False
+        divided |= {*move.axes}
+    return True
 
 
 def _is_inside(axes: Collection[int], divided: Collection[int]) -> bool:
