@@ -172,11 +172,11 @@ class Chooser:
         """
         Return the layouts found from `fastest`, the plan found as if memory were not short, each with those of its
         plans with recompute that fit. Those of a second graph are tried if no plan of the first fits, or if they cost
-        at most `limits().alpha` times as much: the sum does not tell how much communication a plan overlaps.
+        at most `limits().about_equal` times as much: the sum does not tell how much communication a plan overlaps.
         """
         tried: list[Recomputed] = []
         for found in layouts_with_recompute(fastest, self.serial, self.emitted.optimizer):
-            if _all_plans(tried) and found.least > limits().alpha * tried[0][0].least:
+            if _all_plans(tried) and found.least > limits().about_equal * tried[0][0].least:
                 break
             plans = map(self._priced, found.plans(self.emitted.optimizer))
             tried.append((found, [plan for plan in plans if fits(*plan, self.emitted.optimizer)]))

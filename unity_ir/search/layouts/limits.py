@@ -234,6 +234,8 @@ class SearchLimits:
     Shares of the moves of weights and their gradients taken to be overlapped, in plans for programs that overlap
     them.
     """
+    about_equal: float = 1.01
+    """Plans with recompute of two graphs are compared as emitted if one sums at most this times what the other does."""
     rival_operators: int = 120
     """Operators up to which the graph that is fastest on one device gets the full final choice, too."""
     # search/run
