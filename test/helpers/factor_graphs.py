@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
 
 from unity_ir.search.exact.elimination import every
 from unity_ir.search.exact.factor_graph import DenseCost, Edge, FactorGraph, port
+from unity_ir.search.exact.trw_s import Messages
 
 
 def random_problem(seed: int) -> FactorGraph:
@@ -25,7 +27,7 @@ def random_problem(seed: int) -> FactorGraph:
 
 
 def total(problem: FactorGraph, choice: tuple[int, ...]) -> float:
-    """What a choice of row positions costs."""
+    """Return the cost of a choice of row positions."""
     alone = sum(float(s[x]) for s, x in zip(problem.seconds, choice, strict=True))
     return alone + sum(
         float(edge.seconds[edge.made.at[choice[edge.source]], edge.needs.at[choice[edge.target]]])
@@ -35,3 +37,18 @@ def total(problem: FactorGraph, choice: tuple[int, ...]) -> float:
 
 def choices(problem: FactorGraph) -> list[tuple[int, ...]]:
     return list(product(*(range(len(r)) for r in problem.rows)))
+
+
+def bound_after_passes(messages: Messages, costs: Mapping[tuple[int, ...], float]) -> float:
+    """
+    Make six passes of messages; return the bound before the last. After each, no bound may be above the least of
+    `costs`, the cost of every choice, and no slack above what a choice costs more than the bound before.
+    """
+    before, least = -np.inf, min(costs.values())
+    for turn in range(6):
+        before = messages.bound
+        assert (messages.backward() if turn % 2 else messages.forward()) <= least + 1e-9
+        if turn:
+            for choice, seconds in costs.items():
+                assert all(before + messages.slack[v][x] <= seconds + 1e-9 for v, x in enumerate(choice))
+    return before

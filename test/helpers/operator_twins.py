@@ -143,7 +143,7 @@ def torch_merge_parts(x: Tensor, p: Tensor, y: Tensor, q: Tensor) -> tuple[Tenso
 
 
 def torch_causal_part(zeros: Tensor, turn: int, pieces: int, length: int, block: int) -> Tensor:
-    """Of the positions of all tokens of a piece, in blocks of each round, those not after the query's."""
+    """Count, for each query, the positions of the other piece's tokens that are not after its own."""
     rounds = length // block
     positions = torch.arange(pieces * length).view(rounds, pieces, block).transpose(0, 1).reshape(pieces, length)
     ends = [(positions[piece - turn] <= positions[piece][:, None]).sum(-1) for piece in range(pieces)]

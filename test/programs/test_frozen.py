@@ -85,7 +85,7 @@ def model(name: str) -> tuple[nn.Module, dict[str, torch.Tensor], Imported]:
 
 @cache
 def by_pytorch(name: str) -> dict[str, Any]:
-    """What PyTorch's AdamW makes of it in `STEPS` steps, as `tuned` has it."""
+    """Train the model `name` with PyTorch's AdamW for `STEPS` steps; return what `tuned` returns."""
     module, batch, _ = model(name)
     module = copy.deepcopy(module)
     named = {n: p for n, p in module.named_parameters() if p.requires_grad}

@@ -1,6 +1,6 @@
 """
-Have attention go around a ring: devices that divide a sequence hand their keys and values on, piece by piece, beside
-the attention to those that they have, in the place of gathering all of them first (Liu et al., 2023).
+Write attention around a ring: devices that divide a sequence hand on their keys and values, piece by piece, while they
+attend to those that they have, instead of gathering all of them first (Liu et al., 2023).
 
     k, v = all_gather(k0), all_gather(v0)      k1, v1 = ring_shift(k0), ring_shift(v0)
     out = attention(q, k, v)                   out, sums = attention_part(q, k0, v0)
@@ -8,8 +8,8 @@ the attention to those that they have, in the place of gathering all of them fir
                                                out, sums = merge_parts(out, sums, *attention_part(q, k1, v1))
                                                ..
 
-What is handed on is under way beside the line after it. In the backward the gradients of a piece's keys and values go
-around with it, each device adding its own, and one place further, home. No device ever holds more than two pieces.
+Each `ring_shift` is under way while the line after it runs. In the backward each piece takes the gradients of its keys
+and values along: every device adds its own, and one more shift brings them home. A device holds two pieces at most.
 
 The lines are those of a program as any other: they are scheduled, priced, simulated and printed as such. That each
 device attends to a piece of its own is said by types: the pieces of a sequence are counted as samples, so queries and
@@ -26,6 +26,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from unity_ir.ops import operator
+from unity_ir.ops.attention import ATTENTION, ATTENTION_RANGES, SAVINGS
+from unity_ir.ops.striped import ATTENTION_STRIPED
+from unity_ir.ops.striped import SAVINGS as STRIPED_SAVINGS
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import (
     REPEAT,
@@ -51,12 +54,10 @@ from unity_ir.plan.program import (
 from unity_ir.plan.saved_softmax import first_with_values
 from unity_ir.tdl.syntax import AttrValue
 
-BACKWARD_OF = {
-    "attention": "attention_grad",
-    "attention_striped": "attention_striped_grad",
-    "attention_ranges": "attention_ranges_grad",
-}
-"""The attention that can go around a ring, and its backward."""
+_RINGED = (ATTENTION.name, ATTENTION_RANGES.name, ATTENTION_STRIPED.name)
+
+BACKWARD_OF = {of.forward: of.backward for of in (*SAVINGS, *STRIPED_SAVINGS) if of.forward in _RINGED}
+"""The names of attention that can go around a ring, each with that of its backward."""
 
 MOST_PIECES = 16
 """
@@ -116,11 +117,11 @@ def rings(program: Program) -> tuple[Ring, ...]:
 
 
 class _Finder:
-    """What makes and reads the registers of a program, to find rings."""
+    """Finds attention that can go around a ring, from the moves that make registers and what reads each."""
 
     def __init__(self, program: Program):
         self.program = program
-        self.makers: dict[Register, Instruction] = {}
+        self.makers: dict[Register, ReshardMove] = {}
         self.readers: dict[Register, list[Instruction]] = defaultdict(list)
         for i in program.body:
             if isinstance(i, ReshardMove):
@@ -166,7 +167,7 @@ class _Finder:
         left = {*axes}
         while left:
             move = self.makers.get(register)
-            if not isinstance(move, ReshardMove) or move.kind != "all_gather" or not left.issuperset(move.axes):
+            if move is None or move.kind != "all_gather" or not left.issuperset(move.axes):
                 return ()
             if found and len(self.readers[register]) > 1:
                 return ()
@@ -235,9 +236,11 @@ class _Writer:
     """The ranges of keys that queries see in a turn, by all that they depend on."""
     _constants: dict[tuple[Tensor, int], Register] = field(default_factory=dict[tuple[Tensor, int], Register])
     _moved: dict[object, Register] = field(default_factory=dict[object, Register])
-    """What `_exchanged` has made, by its arguments."""
-    _samples: dict[Register, Register] = field(default_factory=dict[Register, Register])
-    """A register with pieces counted as samples, by the register."""
+    """The registers that `_exchanged` has made, by its arguments."""
+    _samples: dict[tuple[Register, tuple[int, ...]], Register] = field(
+        default_factory=dict[tuple[Register, tuple[int, ...]], Register]
+    )
+    """A register with pieces counted as samples, by the register and the axes of the ring."""
 
     def __post_init__(self) -> None:
         self.finder = _Finder(self.of)
@@ -312,9 +315,9 @@ class _Writer:
             layout = tuple(SEQUENCE if axis in ring.axes else role for axis, role in enumerate(tensor.layout))
             home = self._register(replace(tensor, layout=layout))
             self._renamed(self._shift(ring, total), home)
-            leaving = [m for m in moves if m.target != SEQUENCE]
-            for move in leaving:
-                home = self._exchanged(home, move.axes, SEQUENCE, move.target)
+            for move in moves:
+                if move.target != SEQUENCE:
+                    home = self._exchanged(home, move.axes, SEQUENCE, move.target)
             self._renamed(home, moves[-1].result)
 
     def _pieces(self, ring: Ring) -> int:
@@ -393,14 +396,15 @@ class _Writer:
 
     def _as_samples(self, ring: Ring, register: Register, dim: int = SEQUENCE) -> Register:
         """Return a register whose pieces along `dim`, over the ring, are counted as samples; no line does anything."""
-        if register not in self._samples:
+        key = register, ring.axes
+        if key not in self._samples:
             tensor, pieces = self.tensors[register], self._pieces(ring)
             shape = (tensor.shape[0] * pieces, *tensor.shape[1:])
             shape = (*shape[:dim], shape[dim] // pieces, *shape[dim + 1 :])
             layout = tuple(0 if axis in ring.axes else role for axis, role in enumerate(tensor.layout))
-            made = self._samples[register] = self._register(replace(tensor, shape=shape, layout=layout))
+            made = self._samples[key] = self._register(replace(tensor, shape=shape, layout=layout))
             self._renamed(register, made)
-        return self._samples[register]
+        return self._samples[key]
 
     def _renamed(self, register: Register, result: Register) -> None:
         self.body.append(ReshardMove(register, result, "retype", (), REPEAT, REPEAT))

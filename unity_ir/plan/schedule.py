@@ -410,11 +410,13 @@ class _Scheduler:
 
     def _beside(self, operand: Register, reader: int) -> int:
         """
-        Return the operator beside which a piece is handed on around a ring, for the operator number `reader`: the one
-        before that reads the piece itself or, if there is none, the first after the piece was made.
+        Return the number of the operator that runs while a piece, `operand`, is handed on around a ring, so that the
+        operator number `reader` can read it on the next device: the last one before that reads the piece here or, if
+        none does, the first after the piece was made.
         """
-        of = (p for p in reversed(range(reader)) if operand in map(self._held, self.computes[p].operands))
-        return next(of, self._made_at(operand))
+        made = self._made_at(operand)
+        between = reversed(range(made, reader))
+        return next((p for p in between if operand in map(self._held, self.computes[p].operands)), made)
 
     def _reader(self, move: Move | _Cast) -> int:
         return self.first.get(move.result, self.end)

@@ -128,7 +128,7 @@ def test_pieces_are_under_way_beside_attention():
     program = with_rings(lowered(placed(Degrees(cp=8, zero=1))))
     lines = [line.action for line in schedule(program).lines]
     attention = [n for n, a in enumerate(lines) if isinstance(a, Compute) and a.operator.startswith("attention_part")]
-    reads = {r for n in attention for r in lines[n].operands}  # pyright: ignore
+    reads = {r for n in attention for r in lines[n].operands}
     started = {a.result: n for n, a in enumerate(lines) if isinstance(a, ReshardMove) and a.kind == "ring_shift"}
     waited = {r: n for n, a in enumerate(lines) if isinstance(a, Wait) for r in a.registers}
     handed_on = [r for r in started if r in reads]
@@ -141,7 +141,7 @@ def test_pieces_are_under_way_beside_attention():
 
 
 def test_it_is_priced_as_it_is_emitted():
-    """A gather is waited for, a ring's pieces are under way beside attention; no device holds the whole sequence."""
+    """A ring takes less time than a gather, which attention waits for, and less memory than the whole sequence."""
     machine = boxes(2, 2, bandwidth=1e10)
     graph = build("gpt2", **{**SIZES, "sequence": 16384, "hidden": 256, "batch": 1})
     plan = recipe(graph, machine, Degrees(cp=4, stripes=True))
@@ -193,7 +193,7 @@ def test_a_plan_has_it_where_its_graph_says_so():
 
 
 def test_what_memory_counts_as_going_around_does():
-    """Of keys and values that come in all kinds of layouts, none is counted so that is gathered."""
+    """Memory counts no keys or values as going around that the step gathers, whatever layouts they come in."""
     graph, machine = build("gpt2", **{**SIZES, "sequence": 16, "layers": 1}), boxes(2, 2)
     counted = around = 0
     for seed in range(60):

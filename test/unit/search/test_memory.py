@@ -336,7 +336,7 @@ def test_weights_are_gathered_again_where_nothing_else_fits(monkeypatch: pytest.
 def test_layouts_of_about_equal_sums_are_compared_as_emitted(
     more: float, faster: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of graphs with and without rewrites the one of the lesser sum may be the slower one as emitted."""
+    """The graph whose plan sums fewer seconds may have the slower step as emitted."""
     graph, optimizer = build("mlp", batch=512, hidden=512, layers=4, classes=512), Optimizer()
     plans = [run(graph, FOUR, name).graph for name in ("fsdp", "data-parallel", "expert")]
     fast, *_, slow = sorted(plans, key=lambda plan: as_emitted(plan, FOUR, optimizer)[0])

@@ -278,4 +278,4 @@ def test_auto_goes_on_to_plans_that_save_less_where_saved_bytes_come_in_steps():
     def need(plan: frozenset[int]) -> int:
         return 1001 if len(plan) < 3 else 999
 
-    assert len(_least(InSteps(), 1, need, 1000)) == 3  # pyright: ignore
+    assert len(_least(InSteps(), 1, need, 1000)) == 3

@@ -145,7 +145,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
             fail_alike(f"step {t + 1}: the gradient of {MOST_SKIPPED} steps in a row is not finite")
 
     def shown(steps):
-        """Return the weights that are evaluated and written after so many steps: their average with --average."""
+        """Return the weights to evaluate and write after `steps` steps: with --average, their moving average."""
         return averaged(weights, moments, steps - log.skipped) if options.average else weights
 
     for t in range(first, options.steps):
