@@ -17,7 +17,8 @@ from unity_ir.models import from_text
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.known_messages import PLAIN, KnownMessages, Moved, Start
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, with_shared_moves
-from unity_ir.search.exact.solver import Solver
+from unity_ir.search.exact.shorter import shorter
+from unity_ir.search.exact.solver import FactorGraphBuilder, Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.limits import limited
 from unity_ir.search.layouts.objective import Price
@@ -144,3 +145,35 @@ def test_a_restart_with_other_layouts_tracked_begins_near_the_bound(tracked: tup
     again = builders[1].start().messages(builders[1].problem())
     assert again.restarted
     assert again.forward() >= first.last * (1 - 1e-9)
+
+
+TRANSFORMER = "llama3_8b,batch=2,layers=8,hidden=32,heads=4,kv_heads=2,intermediate=64,vocabulary=64,sequence=16"
+
+
+def test_each_node_of_a_long_graph_has_one_of_the_shorter_that_does_the_same():
+    graph = from_text(TRANSFORMER)
+    with limited(rewritten_operators=10, rewritten_layers=3):
+        short = shorter(graph)
+    assert short is not None
+    assert set(short.of) == set(graph.nodes())
+    assert set(short.of.values()) == set(short.graph.nodes())
+    for node, stands in short.of.items():
+        assert (stands.op, stands.types) == (node.op, node.types)
+        assert stands.is_leaf or stands.attributes == node.attributes
+        assert [value.type for value in node.operands] == [value.type for value in stands.operands]
+    assert shorter(graph) is None, "few operators"
+
+
+def test_a_long_graph_starts_where_a_shorter_one_ends(passes: list[Messages]):
+    """One pass over the whole graph then proves the optimum, which takes two from zero."""
+    graph, solver = from_text(TRANSFORMER), Solver(Spaces(MACHINE), Optimizer()).with_price(Price(1.0, 1e-9))
+    alone = solver.solve(graph)
+    assert alone.bound == alone.seconds
+    builder = FactorGraphBuilder(solver, graph)
+    zero = Start(KnownMessages(), (), builder.start().moved).messages(builder.problem())
+    assert zero.forward() < 0.95 * alone.seconds
+    passes.clear()
+    with limited(rewritten_operators=10, rewritten_layers=3):
+        start = builder.start().messages(builder.problem())
+    assert start.forward() == pytest.approx(alone.seconds, rel=1e-9)
+    assert {len(messages.problem.edges) < len(builder.edges) for messages in passes[:-1]} == {True}

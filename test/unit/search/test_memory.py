@@ -31,7 +31,7 @@ from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample
 from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, bound_within
 from unity_ir.search.choose.candidates import Candidate
-from unity_ir.search.choose.winner import choosing
+from unity_ir.search.choose.winner import Unbounded, choosing
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.recompute import may_recompute
 from unity_ir.search.exact.shared_moves import has_shared_moves, least_cost_bound
@@ -349,7 +349,8 @@ def test_layouts_of_about_equal_sums_are_compared_as_emitted(
     monkeypatch.setattr("unity_ir.search.choose.winner.layouts_with_recompute", lambda *_: iter(tried))
     now = SearchResult("joint", slow, cost(slow, FOUR, optimizer))
     with choosing("joint", graph, FOUR, optimizer) as chooser:
-        assert chooser.with_recompute(now, found).graph == (fast if faster else slow)
+        chosen = chooser.with_recompute(Unbounded.as_is(now), found).result
+    assert chosen.graph == (fast if faster else slow)
 
 
 @pytest.mark.slow
@@ -386,7 +387,7 @@ def test_a_baseline_of_the_graph_before_rewrites_may_be_outside_of_bounds():
     emitted = as_emitted(free.graph, FOUR, optimizer)[0]
     candidate = Candidate(plan.graph, "zero3", plan.cost.time, emitted / 2, True, plan.cost.memory_bytes)
     with choosing("joint", graph, FOUR, optimizer) as chooser:
-        found = chooser.with_unrewritten(free, [], [candidate])
+        found = chooser.with_unrewritten(Unbounded.as_is(free), [], [candidate]).bounded()
     assert found.graph == plan.graph
     assert found.bound is not None
     assert found.bound <= plan.cost.time

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from unity_ir.budget import within
 from unity_ir.cost.plan import cost
@@ -36,6 +37,29 @@ from unity_ir.search.result import SearchResult
 
 Recomputed = tuple[LayoutsWithRecompute, list[PricedPlan]]
 """Layouts of one graph where memory is short, with those of its plans with recompute that fit."""
+
+
+@dataclass(frozen=True)
+class Unbounded:
+    """A result whose lower bound is still to be computed, so that only that of the plan given in the end need be."""
+
+    result: SearchResult
+    bounded: Callable[[], SearchResult]
+    """Returns the result with its bound: of another plan, where bounding finds a faster one."""
+
+    @staticmethod
+    def as_is(result: SearchResult) -> Unbounded:
+        """Return a result that has its bound, or gets none."""
+        return Unbounded(result, lambda: result)
+
+    def or_interrupted(self) -> SearchResult:
+        """Return the result with its bound; without, and marked as interrupted, if Ctrl-C or the budget ends that."""
+        if self.result.interrupted:
+            return self.result
+        try:
+            return self.bounded()
+        except KeyboardInterrupt:
+            return replace(self.result, interrupted=True)
 
 
 @contextmanager
@@ -106,27 +130,43 @@ class Chooser:
         ends the comparison, the result is the best so far, marked as interrupted.
         """
         unrewritten = cache(lambda: self._unrewritten(found))
-        result = self._choose(found, unrewritten)
+        result = self._choose(found, unrewritten).or_interrupted()
         try:
             if not result.interrupted:
                 result = self._with_rival(result, found)
             if self.unrewritten_baselines is not None and result.derivation and not result.interrupted:
-                result = self.with_unrewritten(result, unrewritten(), that_fit(self.unrewritten_baselines()))
+                candidates = that_fit(self.unrewritten_baselines())
+                result = self.with_unrewritten(Unbounded.as_is(result), unrewritten(), candidates).or_interrupted()
         except KeyboardInterrupt:
             result = replace(result, interrupted=True)
         return result
 
-    def faster(self, now: SearchResult, other: SearchResult) -> SearchResult:
+    def unbounded(self, found: JointPlan) -> Unbounded:
+        """
+        Return what `result` does for a plan found where memory is short, before its lower bound is computed, so that
+        results can be compared first.
+        """
+        chosen = self._choose(found, later=True)
+        if self.unrewritten_baselines is None or not chosen.result.derivation or chosen.result.interrupted:
+            return chosen
+        try:
+            return self.with_unrewritten(chosen, [], that_fit(self.unrewritten_baselines()))
+        except KeyboardInterrupt:
+            return Unbounded.as_is(replace(chosen.result, interrupted=True))
+
+    def faster(self, now: Unbounded, other: Unbounded) -> Unbounded:
         """
         Return the result whose plan has the lower simulated time as emitted; `now`, unless `other` fits the memory and
         is clearly faster. In the returned result, the number of graphs explored is that of both searches together, and
         `interrupted` is that of `other`.
         """
-        best = self.emitted.fastest([(now.graph, now.cost), (other.graph, other.cost)])
-        explored = now.explored + other.explored
-        return replace(now if best[0] is now.graph else other, explored=explored, interrupted=other.interrupted)
+        plans = [(each.result.graph, each.result.cost) for each in (now, other)]
+        best = self.emitted.fastest(plans)
+        explored = now.result.explored + other.result.explored
+        chosen = now if best[0] is now.result.graph else other
+        return _changed(chosen, explored=explored, interrupted=other.result.interrupted)
 
-    def with_recompute(self, now: SearchResult, fastest: JointPlan) -> SearchResult:
+    def with_recompute(self, now: Unbounded, fastest: JointPlan) -> Unbounded:
         """
         Return the faster of two results, by simulated time: `now`, whose plan fits the memory, and that of a plan with
         recompute made from `fastest`, the plan found as if memory were not short.
@@ -135,15 +175,15 @@ class Chooser:
             return now
         try:
             tried = self._recomputed(fastest)
-            best = self.emitted.fastest([(now.graph, now.cost), *_all_plans(tried)])
+            best = self.emitted.fastest([(now.result.graph, now.result.cost), *_all_plans(tried)])
         except KeyboardInterrupt:
-            return replace(now, interrupted=True)
-        if best[0] is now.graph:
+            return _changed(now, interrupted=True)
+        if best[0] is now.result.graph:
             return now
         chosen = _with_plan(tried, best)
         assert chosen is not None
         found, plans = chosen
-        return self._of_recompute(best, plans, found, now.explored, self._bounded(found, plans))
+        return self._of_recompute(best, plans, found, now.result.explored, lambda: self._bounded(found, plans)())
 
     def at_hand(self, fastest: JointPlan) -> SearchResult | None:
         """
@@ -189,15 +229,16 @@ class Chooser:
         found: LayoutsWithRecompute,
         explored: int,
         bound: Callable[[], float],
-    ) -> SearchResult:
+    ) -> Unbounded:
         """
         Return the result for `best`, a plan of the graph of `found`, with a lower bound on all plans of that graph that
         fit, whatever they recompute and gather again; of it and `plans` the one that sums the fewest seconds is given
         with that.
         """
         proved = min((best, *plans), key=lambda plan: plan[1].time)
-        of_bound, least = None if proved[0] is best[0] else proved[1], min(proved[1].time, bound())
-        return SearchResult(self.strategy, *best, found.of.derivation, least, explored, proved=of_bound)
+        of_bound = None if proved[0] is best[0] else proved[1]
+        result = SearchResult(self.strategy, *best, found.of.derivation, explored=explored, proved=of_bound)
+        return Unbounded(result, lambda: replace(result, bound=min(proved[1].time, bound())))
 
     def _bounded(self, found: LayoutsWithRecompute, plans: Sequence[PricedPlan]) -> Callable[[], float]:
         """
@@ -244,29 +285,31 @@ class Chooser:
         if candidates and chosen is of_source:
             plans = [*plans, self.emitted.plan(min(candidates, key=lambda c: c.seconds))]
         bound = bounds.get(id(found)) or self._bounded(found, plans)
-        return self._of_recompute(best, plans, found, fastest.explored, bound)
+        return self._of_recompute(best, plans, found, fastest.explored, bound).or_interrupted()
 
     def _priced(self, graph: Graph) -> PricedPlan:
         return graph, cost(graph, self.machine, self.emitted.optimizer)
 
-    def _choose(self, found: JointPlan, meanwhile: Callable[[], object] = lambda: None) -> SearchResult:
+    def _choose(
+        self, found: JointPlan, meanwhile: Callable[[], object] = lambda: None, later: bool = False
+    ) -> Unbounded:
         """
         Return the result for a plan found, among all plans of the same serial graph.
 
-        `meanwhile` runs while the worker makes baselines.
+        `meanwhile` runs while the worker makes baselines. The bound is computed meanwhile, too, unless `later`.
         """
         own = self._priced(found.graph)
         result = SearchResult(self.strategy, *own, found.derivation, found.bound, found.explored, joint=found)
         if found.interrupted or self.machine.devices == 1:
-            return replace(result, interrupted=found.interrupted)
+            return Unbounded.as_is(replace(result, interrupted=found.interrupted))
         try:
-            return self._chosen(result, own, found, meanwhile)
+            return self._chosen(result, own, found, meanwhile, later)
         except KeyboardInterrupt:
-            return replace(result, interrupted=True)
+            return Unbounded.as_is(replace(result, interrupted=True))
 
     def _chosen(
-        self, result: SearchResult, own: PricedPlan, found: JointPlan, meanwhile: Callable[[], object]
-    ) -> SearchResult:
+        self, result: SearchResult, own: PricedPlan, found: JointPlan, meanwhile: Callable[[], object], later: bool
+    ) -> Unbounded:
         """
         Complete the result of `own`, the plan found.
 
@@ -276,28 +319,34 @@ class Chooser:
         4. The bound is of sums of seconds, so the plan of the least sum is given with it as `proved`. Where bounding
            finds a plan of a lesser sum, choose again with that one.
         """
-        bounding = None
-        if found.bound is None:
-            bounding = self.bounding.ask(KnownPlan(found.rewritten, own[1].time, own[1].memory_bytes, found.price))
+        known = KnownPlan(found.rewritten, own[1].time, own[1].memory_bytes, found.price)
+        ask = self.bounding.ask
+        bounding = None if later or found.bound is not None else ask(known)
         by_hand = self.ask_baselines(found.rewritten)
         plans = [own, *plans_with_hidden_moves(found, self.machine, self.emitted.optimizer)]
         for plan in plans:
             self.emitted.seconds(plan)
         meanwhile()
         candidates = that_fit(by_hand())
-        proved = own if bounding is None else self._least_sum(own, candidates)
+        proved = own if found.bound is not None else self._least_sum(own, candidates)
         first = self.emitted.fastest([proved, *plans], candidates)
         best = self._on_parts(first, found)
-        if bounding is not None:
-            graph, priced, bound = faster_with_bound(proved, bounding(), self.emitted.optimizer)
-            result = replace(result, bound=bound)
-            if graph is not proved[0]:
-                proved = graph, priced
-                again = self.emitted.fastest([proved, *plans], candidates)
-                best = best if again is first else self._on_parts(again, found)
-        explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None
-        of_bound = None if best is proved else proved[1]
-        return replace(result, graph=best[0], cost=best[1], joint=explained, proved=of_bound)
+
+        def of(best: PricedPlan, proved: PricedPlan, bound: float | None) -> SearchResult:
+            explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None
+            of_bound = None if best is proved else proved[1]
+            return replace(result, graph=best[0], cost=best[1], bound=bound, joint=explained, proved=of_bound)
+
+        def bounded() -> SearchResult:
+            graph, priced, bound = faster_with_bound(proved, (bounding or ask(known))(), self.emitted.optimizer)
+            if graph is proved[0]:
+                return of(best, proved, bound)
+            better = graph, priced
+            again = self.emitted.fastest([better, *plans], candidates)
+            return of(best if again is first else self._on_parts(again, found), better, bound)
+
+        chosen = of(best, proved, found.bound)
+        return Unbounded.as_is(chosen) if found.bound is not None else Unbounded(chosen, bounded)
 
     def _least_sum(self, own: PricedPlan, candidates: Sequence[Candidate]) -> PricedPlan:
         """Return the plan found or, if all its moves waited for take less, the baseline of the least seconds."""
@@ -339,7 +388,7 @@ class Chooser:
             own = joint(rival.rewritten, self.machine, (), self.emitted.optimizer, like=self.serial)
             rivals += [replace(own, derivation=rival.derivation)] if own.graph != rival.graph else []
         for other in rivals:
-            chosen = self._choose(other)
+            chosen = self._choose(other).or_interrupted()
             better = self.emitted.fastest([(result.graph, result.cost), (chosen.graph, chosen.cost)])
             if better[0] is not result.graph:
                 result = replace(chosen, explored=result.explored)
@@ -367,27 +416,36 @@ class Chooser:
         return [*plans, *(plan for plan in hidden if fits(*plan, self.emitted.optimizer))]
 
     def with_unrewritten(
-        self, result: SearchResult, plans: Sequence[PricedPlan], candidates: Sequence[Candidate]
-    ) -> SearchResult:
+        self, now: Unbounded, plans: Sequence[PricedPlan], candidates: Sequence[Candidate]
+    ) -> Unbounded:
         """
-        Return `result` or, if one simulates faster, the result for a plan of the graph without rewrites (`serial`),
-        with a lower bound for that graph.
+        Return `now` or, if one simulates faster, the result for a plan of the graph without rewrites (`serial`), with a
+        lower bound for that graph.
 
         `plans` are plans of that graph that fit. The first of them has every operator on all devices; lower bounds
         cover only such plans. `candidates` are the baselines of that graph that fit.
         """
-        now = result.graph, result.cost
-        best = self.emitted.fastest([now, *plans], candidates)
-        if best is now:
-            return result
+        of_now = now.result.graph, now.result.cost
+        best = self.emitted.fastest([of_now, *plans], candidates)
+        if best is of_now:
+            return now
         covered = [c for c in candidates if not c.beyond_bounds]
         least = map(self.emitted.plan, sorted(covered, key=lambda c: c.seconds)[:1])
         # Bounds do not cover plans on parts of the machine, nor ZeRO-3.
         proved = min((*plans[:1], *least), key=lambda p: p[1].time, default=best)
-        found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
-        graph, priced, bound = faster_with_bound(proved, found, self.emitted.optimizer)
-        of_bound = None if graph is best[0] else priced
-        return SearchResult(result.strategy, *best, (), bound, result.explored, proved=of_bound)
+        result = SearchResult(now.result.strategy, *best, explored=now.result.explored)
+
+        def bounded() -> SearchResult:
+            found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
+            graph, priced, bound = faster_with_bound(proved, found, self.emitted.optimizer)
+            return replace(result, bound=bound, proved=None if graph is best[0] else priced)
+
+        return Unbounded(result, bounded)
+
+
+def _changed(now: Unbounded, **fields: Any) -> Unbounded:
+    """Return a result with some of its fields replaced, now and once it has its bound."""
+    return Unbounded(replace(now.result, **fields), lambda: replace(now.bounded(), **fields))
 
 
 def _all_plans(tried: Sequence[Recomputed]) -> list[PricedPlan]:

@@ -8,7 +8,7 @@ is little different are nearly where they end: most passes are saved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -119,10 +119,16 @@ class Start:
     """What the searches have in common that start from one another's messages: the graph, and the unit of cost."""
     moved: Sequence[Moved]
     """Per variable of the factor graph, what the relay's rows are; `PLAIN` for operators."""
+    of_shorter: Callable[[FactorGraph], Known | None] | None = None
+    """Returns messages from those of a graph with fewer equal layers, which are preferred; None where there is none."""
 
     def messages(self, problem: FactorGraph) -> Messages:
-        """Return the messages for a factor graph, which start from those kept last or, without such, from zero."""
-        before = self.known.of(self.key)
+        """
+        Return the messages for a factor graph. They start from those of a shorter graph (`search/exact/shorter.py`);
+        without such, from those kept last; without these, from zero.
+        """
+        before = None if self.of_shorter is None else self.of_shorter(problem)
+        before = before or self.known.of(self.key)
         return Messages(problem, None if before is None else before.start(problem, self.moved))
 
     def now(self, messages: Messages) -> Known:

@@ -103,6 +103,10 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         self.tracked = tracked or {}
         super().__init__(solver, graph)
 
+    def of_shorter(self, graph: Graph) -> FactorGraphBuilder:
+        """Return a builder with the same costs for a graph with fewer equal layers, with no layout tracked."""
+        return SharedFactorGraphBuilder(self.solver, graph)
+
     def may_share(self, value: Value) -> bool:
         """
         Return whether several readers of a value may reshard it together, so that each is charged only a share of that

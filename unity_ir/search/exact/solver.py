@@ -45,8 +45,9 @@ from unity_ir.search.exact.factor_graph import (
     port,
     undominated,
 )
-from unity_ir.search.exact.known_messages import PLAIN, KnownMessages, Moved, Start
+from unity_ir.search.exact.known_messages import PLAIN, Known, KnownMessages, Moved, Start
 from unity_ir.search.exact.recompute import ALL_SAVED, SavedForBackward
+from unity_ir.search.exact.shorter import shorter
 from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import Floats, Ints
 from unity_ir.search.layouts.limits import limits
@@ -513,6 +514,7 @@ class FactorGraphBuilder:
         """Keep every row of the operator `whole`, dominated or not."""
         self.solver = solver
         self.whole = whole
+        self.graph = graph
         self.outputs = graph.outputs
         self.nodes = graph.nodes()
         self.with_gradient = nodes_with_gradient(graph)
@@ -570,7 +572,29 @@ class FactorGraphBuilder:
     def start(self) -> Start:
         """Return where the messages of a search of this graph start, and are kept for the next one."""
         moved = [PLAIN if isinstance(key, Node) else self.moved(key) for key in self.numbers]
-        return Start(self.solver.known, (self.outputs, self.solver.price.second == 0), moved)
+        return Start(self.solver.known, (self.outputs, self.solver.price.second == 0), moved, self._messages_of_shorter)
+
+    def _messages_of_shorter(self, whole: FactorGraph) -> Known | None:
+        """
+        Return messages for the factor graph `whole` of this graph from those of a graph with fewer of its equal layers,
+        which start where the search before of that one ended; None where there is no such graph.
+        """
+        short = shorter(self.graph)
+        builder = None if short is None else self.of_shorter(short.graph)
+        if short is None or builder is None:
+            return None
+        start = builder.start()
+        messages = start.messages(builder.problem())
+        messages.settle(limits().short_passes, limits().settled)
+        start.keep(found := start.now(messages))
+        return short.lengthened(found, builder.numbers, whole, self.numbers, self.start().moved)
+
+    def of_shorter(self, graph: Graph) -> FactorGraphBuilder | None:
+        """
+        Return a builder with the same costs for a graph with fewer equal layers than this one's; None where there is
+        none, as costs depend on the layer.
+        """
+        return FactorGraphBuilder(self.solver, graph)
 
     def moved(self, value: Value) -> Moved:
         """Return what the rows of a value's relay are: here only the layouts in which its users find it."""

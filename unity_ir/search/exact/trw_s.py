@@ -98,6 +98,18 @@ class Messages:
         self._end(bound)
         return bound
 
+    def settle(self, passes: int, least: float) -> None:
+        """
+        Pass messages there and back, until that raises the bound by less than the part `least` of it, at most `passes`
+        times. No row is dropped.
+        """
+        for _ in range(passes):
+            before = self.bound
+            self.forward()
+            self.backward()
+            if self.bound - before < least * abs(self.bound):
+                break
+
     def _end(self, bound: float) -> None:
         """Record the bound after a pass, and free what its dropped rows alone needed."""
         self.last, self.bound = bound, max(self.bound, bound)

@@ -76,7 +76,7 @@ class SearchLimits:
     """Pairs of a relay's row and a layout at most."""
     pruned_entries: int = 20_000_000
     """Entries that an elimination may look at among the rows left after pruning."""
-    whole_entries: int = 6_000_000_000
+    whole_entries: int = 600_000_000
     """
     Entries that an elimination may look at before any row is pruned, where equal layers share tables and are
     eliminated once.
@@ -85,6 +85,10 @@ class SearchLimits:
     """Numbers in messages that are kept for the next search of the same graph, over all graphs: 256 MiB."""
     saved_rows: float = 0.9
     """Share of a graph's rows down to which its messages are those kept: later ones know nothing of the rest."""
+    short_passes: int = 20
+    """TRW-S passes there and back, at most, for a graph with few of another's equal layers."""
+    settled: float = 1e-5
+    """Part of the bound by which such passes must raise it, for others to follow."""
     best_rows: int = 8
     """Rows of each variable, those with the least slack, among which an incumbent is looked for."""
     exact_passes: int = 60

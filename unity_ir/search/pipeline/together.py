@@ -123,6 +123,10 @@ class StagesFactorGraphBuilder(FactorGraphBuilder):
         self.solvers, self.stage_of, self.charges = solvers, stage_of, charges
         super().__init__(max(solvers, key=lambda solver: solver.price.byte), graph)
 
+    def of_shorter(self, graph: Graph) -> None:
+        """Return None: each stage has prices of its own."""
+        return None
+
     def at(self, node: Node) -> Solver:
         """Return the solver of a node's stage, in whose objective the node is priced."""
         return self.solvers[self.stage_of[node]]

@@ -122,18 +122,21 @@ class Joint:
                 if (at_hand := chooser.at_hand(fastest)) is None:
                     raise
                 return at_hand
-            result = chooser.result(found)
-            if found.price > 0 and not result.interrupted:
-                result = chooser.with_recompute(result, fastest)
-            if found.price > 0 and not result.interrupted:
+            if found.price == 0:
+                return chooser.result(found)
+            chosen = chooser.unbounded(found)
+            if not chosen.result.interrupted:
+                chosen = chooser.with_recompute(chosen, fastest)
+            if not chosen.result.interrupted:
                 # Rewrites were searched at one price of bytes only: the graph that is fastest on one device may win.
                 try:
-                    result = chooser.faster(result, chooser.result(_sequential(graph, machine, options, context)))
+                    alone = _sequential(graph, machine, options, context)
+                    chosen = chooser.faster(chosen, chooser.unbounded(alone))
                 except Refused:
                     pass
                 except KeyboardInterrupt:
-                    result = replace(result, interrupted=True)
-            return result
+                    return replace(chosen.result, interrupted=True)
+            return chosen.or_interrupted()
 
 
 def _around_rings(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:
