@@ -39,7 +39,7 @@ def one(model: str, where: str) -> dict[str, Any]:
     from unity_ir.rules.algebraic import selected
     from unity_ir.search.exact.solver import Solver
     from unity_ir.search.joint.best_first import joint
-    from unity_ir.search.joint.sequential import sequential
+    from unity_ir.search.joint.sequential import rewritten_alone, sequential
     from unity_ir.search.memory.lagrangian import joint_within
     from unity_ir.simulate.report import simulated
 
@@ -61,7 +61,9 @@ def one(model: str, where: str) -> dict[str, Any]:
     if fitted is not found:
         # Memory decides, and how much of it a variant needs is not its ratio.
         return {"times": times, "rules": used, "seconds": seconds, "memory": True}
-    times["sequential"] = score(sequential(graph, machine, selected("common"), optimizer).graph)
+    times["sequential"] = score(
+        sequential(graph, machine, rewritten_alone(graph, machine, selected("common"), optimizer), optimizer).graph
+    )
     times["none"] = score(by("none").graph)
     divided = Solver(replace(found.solver.spaces, hybrids=False), optimizer)
     times["no hybrids"] = score(by("common", divided).graph)

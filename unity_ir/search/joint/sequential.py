@@ -16,17 +16,24 @@ from unity_ir.rules.rule import Rule
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, one_device
 
 
-def sequential(
+def rewritten_alone(
     graph: Graph, machine: Machine, rules: Sequence[Rule], optimizer: Optimizer, progress: Progress | None = None
 ) -> JointPlan:
     """
-    Rewrite a serial graph so that it is fastest on one device, then parallelize it: return that plan (Unity, section
-    6.4), a baseline of `joint`.
-
-    `rules` are the algebraic rules; `progress` is called with the number of graphs explored and the best seconds so
-    far.
+    Return the plan of the graph into which the algebraic `rules` rewrite a serial graph so that it is fastest on one
+    device of `machine`. `progress` is called with the number of graphs explored and the best seconds so far.
     """
-    rewritten = joint(graph, one_device(machine), rules, optimizer, progress=progress)
-    found = joint(rewritten.rewritten, machine, (), optimizer, progress=progress, like=graph)
-    explored = rewritten.explored + found.explored
-    return replace(found, derivation=rewritten.derivation, explored=explored, source=None)
+    return joint(graph, one_device(machine), rules, optimizer, progress=progress)
+
+
+def sequential(
+    graph: Graph, machine: Machine, alone: JointPlan, optimizer: Optimizer, progress: Progress | None = None
+) -> JointPlan:
+    """
+    Return the plan of a serial graph, rewritten so that it is fastest on one device, for all devices of `machine`
+    (Unity, section 6.4), a baseline of `joint`.
+
+    `alone` is the plan for one device that `rewritten_alone` returned; `progress` is as there.
+    """
+    found = joint(alone.rewritten, machine, (), optimizer, progress=progress, like=graph)
+    return replace(found, derivation=alone.derivation, explored=alone.explored + found.explored, source=None)

@@ -18,7 +18,7 @@ from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.choose.winner import choosing
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
-from unity_ir.search.joint.sequential import sequential
+from unity_ir.search.joint.sequential import rewritten_alone, sequential
 from unity_ir.search.memory.lagrangian import Refused, joint_within
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategy import SearchContext
@@ -130,8 +130,10 @@ class Joint:
             if not chosen.result.interrupted:
                 # Rewrites were searched at one price of bytes only: the graph that is fastest on one device may win.
                 try:
-                    alone = _sequential(graph, machine, options, context)
-                    chosen = chooser.faster(chosen, chooser.unbounded(alone))
+                    alone = _alone(graph, machine, options, context)
+                    if alone.rewritten not in (graph, fastest.rewritten, found.rewritten):
+                        plan = _sequential(graph, machine, alone, context)
+                        chosen = chooser.faster(chosen, chooser.unbounded(plan))
                 except Refused:
                     pass
                 except KeyboardInterrupt:
@@ -164,12 +166,16 @@ class Sequential:
         progress callback. Raises `Refused`, a `UnityError`, where the search finds none that fits.
         """
         with choosing(self.name, graph, machine, context.optimizer) as chooser:
-            return chooser.result(_sequential(graph, machine, options, context))
+            alone = _alone(graph, machine, options, context)
+            return chooser.result(_sequential(graph, machine, alone, context))
 
 
-def _sequential(graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> JointPlan:
-    rules = selected(options.rules)
-    found = sequential(graph, machine, rules, context.optimizer, progress=context.progress)
+def _alone(graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> JointPlan:
+    return rewritten_alone(graph, machine, selected(options.rules), context.optimizer, context.progress)
+
+
+def _sequential(graph: Graph, machine: Machine, alone: JointPlan, context: SearchContext) -> JointPlan:
+    found = sequential(graph, machine, alone, context.optimizer, context.progress)
     again = partial(joint, found.rewritten, machine, (), context.optimizer)
     return joint_within(found, found.rewritten, lambda solver: again(solver=solver))
 
