@@ -46,6 +46,8 @@ divided by groups where tokens are, and by slots where experts are. Between the 
 (all-to-all). That is expert parallelism; the search finds it, with any division of groups, experts, hidden sizes and
 stages, and `--degrees=ep=8` makes it by hand. Capacities are those of whole groups, so no plan changes what is
 computed: where the tokens of a group are divided, their choices are gathered to be counted.
+A micro-batch has whole groups. Routing makes one dim of all samples' tokens, along which a divided sequence (`cp`) can
+go on only where the batch is one sample: else devices gather the tokens of their samples, and route a part each.
 
 Without a capacity, each device computes its experts' part of all tokens, and the parts are added up: more is moved.
 """

@@ -141,6 +141,15 @@ def merge_heads(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def reshape_sample(draw: st.DrawFn) -> Case:
+    """A sample of its own dim, or in that of its positions, and back."""
+    positions, size = draw(SIZES), draw(SIZES)
+    apart, joined = (1, positions, size), (positions, size)
+    old, new = draw(st.permutations((apart, joined)))
+    return Case((old,), {"shape": new, "dims": (0, 0)})
+
+
+@st.composite
 def reshape(draw: st.DrawFn) -> Case:
     """Two ways to put neighbouring factors together."""
     factors = draw(SHAPES)
@@ -611,6 +620,7 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "relu": same(1),
     "relu_grad": same(2),
     "reshape": reshape(),
+    "reshape_sample": reshape_sample(),
     "rms_norm": rows("xw", eps=True),
     "rms_norm_grad": rows("xxw", eps=True),
     "rms_norm_weight_grad": rows("xx", eps=True),

@@ -654,6 +654,7 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "relu": F.relu,
     "relu_grad": lambda g, y: derivative(F.relu, g, y),
     "reshape": lambda x, shape: x.reshape(shape),
+    "reshape_sample": lambda x, shape, dims: x.reshape(shape),
     "split": lambda x, dim, sizes: torch.split(x, sizes, dim),
     "split_heads": lambda x, heads: x.unflatten(2, (heads, -1)).transpose(1, 2),
     "transpose": lambda x, perm: x.permute(perm),

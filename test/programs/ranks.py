@@ -315,6 +315,19 @@ def held_of_micro_batches(program: Any) -> dict[str, int]:
     return {**found, "most": most}
 
 
+def held_in_step(program: Any) -> int:
+    """The most bytes that this rank holds between the lines of a step, the optimizer's state included."""
+    ctx = program.build("gloo")
+    weights, batch = program.init_weights(ctx, 0), program.Data(None, 0).batch(0)
+    moments = program.init_moments(weights)
+    found: list[int] = []
+    step = program.watched(
+        program.forward_backward, lambda _, variables: found.append(program.held_bytes({**variables, "": moments}))
+    )
+    step(ctx, weights, {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()})
+    return max(found)
+
+
 def wrong_casts(program: Any, folder: str) -> dict[str, list[str]]:
     """
     The weights whose kept casts are not those of them bit for bit: when all begins, after steps, one that is skipped,

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from models import mlp, residual
+from ranks import Ranks, held_in_step
+from test_restart import bench
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
@@ -24,9 +26,8 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.recompute.fit import recomputed
-from unity_ir.simulate.full import Timeline, simulate
+from unity_ir.simulate.full import simulate
 from unity_ir.simulate.replay import replay
-from unity_ir.simulate.tasks import UPDATE
 
 GPT2 = {"batch": 4, "sequence": 16, "layers": 3, "hidden": 32, "heads": 4, "vocabulary": 24}
 MODELS = {
@@ -52,19 +53,7 @@ def held(graph: Graph, serial: Graph, path: Path) -> tuple[int, int]:
     found: list[int] = []
     run = program.watched(program.forward_backward, lambda _, variables: found.append(program.held_bytes(variables)))
     run(ctx, program.init_weights(ctx), program.Data().batch(0))
-    return max(found), between_lines(simulate(replay(plan, machine)))
-
-
-def between_lines(timeline: Timeline) -> int:
-    """The most bytes that a device holds at once where a line has ended and the next has not begun."""
-    tasks = timeline.tasks
-    spans = [
-        (timeline.starts[uses[0]], timeline.ends[uses[-1]]) for uses in (tasks.uses[b] for b in range(len(tasks.uses)))
-    ]
-    ends = [timeline.ends[t] for t, label in enumerate(tasks.labels) if label.kind != UPDATE]
-    return tasks.always[0] + max(
-        sum(int(size) for size, (begin, end) in zip(tasks.bytes, spans, strict=True) if begin < at < end) for at in ends
-    )
+    return max(found), simulate(replay(plan, machine)).held_between_tasks()
 
 
 def again(graph: Graph) -> Graph:
@@ -147,3 +136,36 @@ def test_recompute_saves_what_is_said(tmp_path: Path, model: str, count: int):
         assert said_less == pytest.approx(less, rel=0.1)
         assert real - less == pytest.approx(said - said_less, rel=0.05)
     assert found["block"][0] < found["attention"][0] < real
+
+
+LONG = "llama3_8b,layers=2,hidden=32,heads=2,kv_heads=2,intermediate=64,vocabulary=256,sequence="
+BLOCK = {"recompute": "block", "loss_pieces": "4"}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "plan", "given"),
+    [
+        (f"{LONG}1024", "degrees,cp=4,zero=3,ring=true", {}),
+        (f"{LONG}1024", "degrees,cp=4,zero=3,ring=true,stripes=true", BLOCK),
+        (f"{LONG}1024", "degrees,cp=4,zero=3", {"recompute": "all"}),
+        (f"{LONG}1024,separator=1", "degrees,cp=2,tp=2,sp=true,ring=true", {"recompute": "block"}),
+        (f"{LONG}256,batch=4", "joint", {}),
+        ("moe,dispatch=sparse,capacity=100,layers=1,hidden=32,heads=4,kv_heads=2,intermediate=64,vocabulary=256,"
+         "sequence=64,batch=4", "degrees,ep=4,zero=2", {"recompute": "attention"}),
+    ],
+)  # fmt: skip
+def test_ranks_hold_what_is_said_of_long_sequences(
+    ranks: Ranks, tmp_path: Path, model: str, plan: str, given: dict[str, Any]
+):
+    """Sequences in pieces on 4 ranks, and experts: ranks hold what is simulated, and with data what they do without."""
+    long_memory = bench("long_memory")
+    made, machine, text = long_memory.planned((model, "box:4", plan, given), is_mixed=False)
+    (tmp_path / "p.py").write_text(text)
+    between, inside = long_memory.held_without_data(tmp_path / "p.py")
+    said = long_memory.simulated(made, machine)
+    found = max(ranks.run(text, 4, held_in_step))
+    assert found == pytest.approx(between, rel=0.01)
+    assert said["simulated"] == pytest.approx(found, rel=0.1)
+    assert said["simulated peak"] == pytest.approx(inside, rel=0.1)

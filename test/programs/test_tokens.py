@@ -13,7 +13,7 @@ from ranks import Ranks, refused, run_main
 from test_imported import Model
 from test_imported import loss as loss_of
 from test_programs import program as program_of
-from token_files import first_batch, wrong_pieces
+from token_files import first_batch, packed_samples, wrong_pieces
 
 from unity_ir.frontends.torch.imported import from_torch
 from unity_ir.lowering.emit.printer import emit
@@ -129,6 +129,53 @@ def test_labels_are_found_by_name_or_else_by_order(
     found = ranks.run(text_of(language(*names, tokens_first)), 2, first_batch, str(tmp_path / "tokens.npy"))[0]
     tokens, labels = names if tokens_first else names[::-1]
     np.testing.assert_array_equal(found[labels], (found[tokens] + 1) % CLASSES)
+
+
+DOCUMENTS = [2, 3, 6, 4, 4, 15, 1, 1, 3, 2, 5, 6]
+"""Lengths of documents, each of which ends with the id 0."""
+STARTS = [0, 5, 11, 15, 19, 25, 31, 36, 41]
+"""Where samples of 6 ids begin: that at 25 goes on with the document of 15, which begins at 19."""
+
+
+def of_documents() -> Any:
+    return np.concatenate([[*range(1, size), 0] for size in DOCUMENTS])
+
+
+@pytest.mark.slow
+def test_samples_begin_with_documents(ranks: Ranks, tmp_path: Path):
+    """Packed of whole documents; one longer than a sample goes on in the next, where others follow its last part."""
+    ids = of_documents()
+    np.save(tmp_path / "ids.npy", ids)
+    options = ["--data", "ids.npy", "--document-end", "0", "--steps", "2"]
+    lines = ranks.run(text_of(language()), 2, run_main, options, None, str(tmp_path))[0]
+    said = "12 documents in 9 samples of 6; 1 are longer, and cut into parts of that; 13.0% of ids are there twice"
+    assert lines[0] == f"ids.npy: {said}"
+    found = ranks.run(text_of(language()), 2, packed_samples, str(tmp_path / "ids.npy"), 0)[0]
+    assert found["starts"] == STARTS
+    np.testing.assert_array_equal(found["tokens"], [ids[at : at + LENGTH] for at in STARTS[:SAMPLES]])
+    np.testing.assert_array_equal(found["labels"], [ids[at + 1 : at + 1 + LENGTH] for at in STARTS[:SAMPLES]])
+    # Each document that fits is whole in a sample, but for those after the last.
+    begins = np.cumsum([0, *DOCUMENTS[:-1]])
+    for begin, size in zip(begins, DOCUMENTS, strict=True):
+        fits = size > LENGTH or begin + size > STARTS[-1] + LENGTH
+        assert fits or any(at <= begin and begin + size <= at + LENGTH for at in STARTS)
+
+
+@pytest.mark.slow
+def test_documents_that_cannot_be_packed_are_refused_in_one_line(ranks: Ranks, tmp_path: Path):
+    text, path = text_of(language()), str(tmp_path / "ids.npy")
+    np.save(path, of_documents())
+    for options, message in (
+        (["--data", path, "--document-end", "19"], "no document ends, as none of its 52 ids is 19; leave"),
+        (["--data", path, "--document-end", "-1"], "no document ends, as none of its 52 ids is -1; leave"),
+        (["--document-end", "0"], "--document-end is of token files, .npy or .bin, in --data or --eval-data"),
+    ):
+        code, said = ranks.run(text, 2, refused, options, {})[0]
+        assert (code, said.count("\n")) == (1, 1), said
+        assert message in said
+    np.save(path, of_documents()[:40])
+    code, said = ranks.run(text, 2, refused, ["--data", path, "--document-end", "0"], {})[0]
+    assert (code, said.count("\n")) == (1, 1), said
 
 
 @pytest.mark.slow

@@ -102,6 +102,7 @@ def beyond() -> list[Case]:
     exchanging = ("degrees,ep=2,zero=2", "degrees,ep=4,zero=3/2i", "degrees,tp=2,ep=2")
     found += [Case(model, plan, 4) for model in VARIANTS[3:] for plan in exchanging]
     found += [Case(VARIANTS[3], "degrees,ep=8", 8), Case(VARIANTS[3], "degrees,ep=4", 4, "adamw", "mixed")]
+    found += [Case(f"{VARIANTS[3]},batch=4", plan, 4) for plan in ("joint/4", "degrees,cp=4,stripes=true,ring=true/4i")]
     for model in ("bert_large", "candle_uno", "dlrm", "gpt2", "llama3_8b", "mlp", "moe", "rnnlm", "xdl", *VARIANTS):
         found += [Case(model, "random-6", 4, "sgd", "f32", "triton"), Case(model, "joint", 2, "sgd", "f32", "triton")]
     return found
@@ -143,6 +144,7 @@ SAMPLE = [
     Case(VARIANTS[3], "random-6", 4, "sgd", "f32", "triton"),
     Case(VARIANTS[4], "joint", 4),
     Case(VARIANTS[5], "degrees,ep=2,zero=2", 4),
+    Case(f"{VARIANTS[5]},batch=4", "degrees,cp=4,ring=true/4", 4),
     Case("lstm_stack", "random-3", 4, "sgd"),
     Case("mlp", "random-5", 4, "sgd", "bf16"),
     Case("moe", "recompute-4", 4),
@@ -176,5 +178,5 @@ def test_the_sample_has_everything():
     assert {case.plan.partition("/")[2] for case in SAMPLE} == {"", "2", "2i", "4"}
     kinds = {"data-parallel", "degrees", "experts", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
     assert plans.keys() == {*kinds, "queries", "heads"}
-    assert {re.sub(r",sequence=\d+$", "", case.model) for case in SAMPLE} == {*SMALL, *VARIANTS}
+    assert {re.sub(r",(sequence=16|sequence=128|batch=4)$", "", case.model) for case in SAMPLE} == {*SMALL, *VARIANTS}
     assert {case.world for case in SAMPLE} == {1, *WORLDS}

@@ -53,6 +53,12 @@ def first_batch(program: Any, path: str) -> dict[str, Any]:
     return {name: ids.numpy() for name, ids in program.Data(path).batch(0).items()}
 
 
+def packed_samples(program: Any, path: str, document_end: int) -> dict[str, Any]:
+    """Where samples of a file begin that begin with documents, and the first batch of them in order."""
+    data = program.Data(path, is_shuffled=False, document_end=document_end)
+    return {"starts": data.tokens.starts.tolist(), **{n: ids.numpy() for n, ids in data.batch(0).items()}}
+
+
 class Recorded:
     """A file's ids that note where they are read."""
 

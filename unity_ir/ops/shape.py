@@ -56,13 +56,28 @@ def _reshape_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
     """
     (old,), new = shapes, attributes["shape"]
     assert isinstance(new, tuple)
+    cuts = _cuts("reshape", old, new)
+    return f"reshape(x: any)  {_reshaped(cuts, old, new)}" + _sizes([a // b for a, b in pairwise(cuts)], old, new)
+
+
+def _cuts(name: str, old: tuple[int, ...], new: tuple[int, ...]) -> list[int]:
+    """
+    Return the numbers of elements, in descending order, that an index of some dim of either shape steps over, with that
+    of all: quotients of neighbours are the common factors. Raises `UnityError`, about operator `name`, if there are
+    none.
+    """
     if prod(old) != prod(new) or min(new, default=1) < 1:
-        raise UnityError(f"pcg.reshape: {list(old)} and {list(new)} hold different numbers of elements")
+        raise UnityError(f"pcg.{name}: {list(old)} and {list(new)} hold different numbers of elements")
     cuts = sorted({prod(s[i:]) for s in (old, new) for i in range(len(s) + 1)}, reverse=True)
     if any(a % b for a, b in pairwise(cuts)):
         raise UnityError(
-            f"pcg.reshape: {list(old)} to {list(new)} has no common factors; reshape to [{prod(old)}] in between"
+            f"pcg.{name}: {list(old)} to {list(new)} has no common factors; reshape to [{prod(old)}] in between"
         )
+    return cuts
+
+
+def _reshaped(cuts: Sequence[int], old: tuple[int, ...], new: tuple[int, ...]) -> str:
+    """Return the line of a reshape after its head, such as `out[i0, i1] = x[(i0 i1)]`, given its `_cuts`."""
 
     def dims(shape: tuple[int, ...]) -> str:
         out: list[str] = []
@@ -77,11 +92,11 @@ def _reshape_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
         return ", ".join(out)
 
     # A dim of size 1 belongs to one side only: the other reads it, or makes it, at position 0.
-    return f"reshape(x: any)  out[{dims(new)}] = x[{dims(old)}]" + _sizes(cuts, old, new)
+    return f"out[{dims(new)}] = x[{dims(old)}]"
 
 
-def _sizes(cuts: Sequence[int], old: Sequence[int], new: Sequence[int]) -> str:
-    clauses = [f"size(i{k}) = {a // b}" for k, (a, b) in enumerate(pairwise(cuts))]
+def _sizes(factors: Sequence[int], old: Sequence[int], new: Sequence[int]) -> str:
+    clauses = [f"size(i{k}) = {factor}" for k, factor in enumerate(factors)]
     clauses += [f"size(u{k}) = 1" for k in range(sum(s == 1 for s in old))]
     clauses += [f"size(v{k}) = 1" for k in range(sum(s == 1 for s in new))]
     return "  where " + ", ".join(clauses) if clauses else ""
@@ -92,6 +107,40 @@ RESHAPE = Operator(
     signature="reshape(x: any; shape: ints)",
     gradient=lambda of: (RESHAPE.one(of.grad, shape=of.operands[0].shape),),
 )
+
+
+def _reshape_sample_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
+    """
+    Return the line of a reshape of two samples, with the size of one.
+
+    Given [1, 8, 4] to [8, 4] with dims 0 and 0, returns `out[(i0 i1), i2] = x[i0, i1, i2]` with sizes 1, 8, 4.
+    """
+    (old,), new, dims = shapes, attributes["shape"], attributes["dims"]
+    assert isinstance(new, tuple)
+    assert isinstance(dims, tuple)
+    _cuts("reshape_sample", old, new)
+    if len(dims) != 2 or not all(0 <= dim < len(shape) for dim, shape in zip(dims, (old, new), strict=True)):
+        raise UnityError(f"pcg.reshape_sample: dims is {dims}; it must be a dim of the operand, and one of the result")
+    if any(prod(shape[:dim]) != 1 for dim, shape in zip(dims, (old, new), strict=True)):
+        raise UnityError(f"pcg.reshape_sample: samples run along dims {dims}, before which dims must have size 1")
+    two = [(*s[:dim], 2 * s[dim], *s[dim + 1 :]) for dim, s in zip(dims, (old, new), strict=True)]
+    cuts = _cuts("reshape_sample", *two)
+    factors = [a // b for a, b in pairwise(cuts)]
+    return f"reshape_sample(x: any)  {_reshaped(cuts, *two)}" + _sizes([factors[0] // 2, *factors[1:]], *two)
+
+
+RESHAPE_SAMPLE = Operator(
+    _reshape_sample_line,
+    signature="reshape_sample(x: any; shape: ints, dims: ints)",
+    gradient=lambda of: (
+        RESHAPE_SAMPLE.one(of.grad, shape=of.operands[0].shape, dims=tuple(reversed(of.ints("dims")))),
+    ),
+)
+"""
+The reshape of one sample where a step has more, one in each micro-batch: `dims` are those of operand and result along
+which they run. A dim of all samples that has more than that (the tokens of a batch) cannot be divided along it, though
+a single sample's could be.
+"""
 
 
 def _slice_gradient(of: Application) -> Sequence[Tensor | None]:
@@ -136,4 +185,4 @@ PAD = Operator(
 )
 """Zeros before and after a dim, and `interior` of them between any two elements (XLA's pad)."""
 
-OPERATORS = (CONCAT, SPLIT, TRANSPOSE, SPLIT_HEADS, MERGE_HEADS, RESHAPE, SLICE, PAD)
+OPERATORS = (CONCAT, SPLIT, TRANSPOSE, SPLIT_HEADS, MERGE_HEADS, RESHAPE, RESHAPE_SAMPLE, SLICE, PAD)

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Application, Operator, Shapes, Tensor
-from unity_ir.tdl.syntax import AttrValue
+from unity_ir.tdl.syntax import AttrValue, Bound
 
 
 def _to_slots_gradient(of: Application) -> Sequence[Tensor | None]:
@@ -46,9 +47,20 @@ def _queue_line(shapes: Shapes, attributes: Mapping[str, AttrValue]) -> str:
 QUEUE = Operator(_queue_line, signature="queue(e: int)", gradient=lambda of: (None,))
 """For each element, how many before it along the last dim equal it: its number among the choices of one expert."""
 
+
+def _check_capacity(bound: Bound, attributes: Mapping[str, AttrValue]) -> None:
+    capacity = attributes["capacity"]
+    assert isinstance(capacity, int)
+    if capacity < 1:
+        raise UnityError(
+            f"pcg.{bound.operator}: capacity is {capacity}, which drops every token; use 1 slot or more for each expert"
+        )
+
+
 SLOT = Operator(
     "slot(e: int, n: int; capacity: int)  out: int[a..] = e[a..] * capacity + minimum(n[a..], capacity - 1)",
     gradient=lambda of: (None, None),
+    check=_check_capacity,
 )
 """
 The slot of each choice of an expert `e` that is the `n`-th of that expert. Those beyond the capacity get the last slot
@@ -58,6 +70,7 @@ of the expert, in which they must count 0 (`in_slots`).
 IN_SLOTS = Operator(
     "in_slots(s, n: int; capacity: int)  out[a..] = where(lt(n[a..], capacity), s[a..], 0)",
     gradient=lambda of: (IN_SLOTS.one(of.grad, of.operands[1], capacity=of.int("capacity")), None),
+    check=_check_capacity,
 )
 """The shares `s` of choices, 0 for those whose number `n` with their expert is beyond the capacity."""
 

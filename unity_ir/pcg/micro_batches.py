@@ -154,9 +154,10 @@ class _Follower:
         given = [self.whole[v] for v in node.operands]
         failed: UnityError | None = None
         before = len(self.wanted)
-        for attributes in _candidates(node.attributes, self.count) if self.grows else (node.attributes,):
+        name, own_attributes = _in_batch(node)
+        for attributes in _candidates(own_attributes, self.count) if self.grows else (own_attributes,):
             try:
-                whole = apply(node.op, given, dict(attributes))
+                whole = apply(name, given, dict(attributes))
                 found = self._roles(whole, own, node)
             except UnityError as error:
                 failed = failed or error
@@ -244,9 +245,51 @@ def micro_batch(graph: Graph, dims: Mapping[str, int], count: int) -> Graph:
         shapes = [times.micro_shape(v) for v in node.results]
         if node.is_leaf:
             return _leaf(node, _of_shape(node.types[0], shapes[0])).results
-        return apply(node.op, operands, _divided(node, operands, shapes, count)).results
+        for value in node.results:
+            _check_groups(value, times.roles[value], count)
+        new = apply(node.op, operands, _divided(node, operands, shapes, count))
+        return (_of_one_sample(new, node, times) if node.op == "reshape" else new).results
 
     return rewrite(graph, smaller)
+
+
+def _check_groups(value: Value, role: _Role, count: int) -> None:
+    """Raise `UnityError` where micro-batches, `count` in all, would have parts of a group of samples or of tokens."""
+    if role.when == "in" and isinstance(role.role, int) and value.shape[role.role] % count:
+        groups = value.shape[role.role]
+        raise UnityError(
+            f"pcg.{value.node.op}: {count} micro-batches do not divide the {groups} groups in its result "
+            f"{list(value.shape)}; use a divisor of {groups} micro-batches, or smaller groups (a mixture's key group)"
+        )
+
+
+def _of_one_sample(small: Node, whole: Node, times: TimeDivision) -> Node:
+    """
+    Return a reshape of a micro-batch, given that of the whole batch: `reshape_sample` where it could be divided in ways
+    in which the other cannot, since it has one sample.
+    """
+    roles = (times.roles[v].role for v in (*whole.operands, *whole.results))
+    dims = tuple(role for role in roles if isinstance(role, int))
+    if len(dims) < 2:
+        return small
+    divisible, allowed = (_divisible(node) for node in (small, whole))
+    if all(a or not d for d, a in zip(divisible, allowed, strict=True)):
+        return small
+    return apply("reshape_sample", small.operands, {**dict(small.attributes), "dims": dims})
+
+
+def _in_batch(node: Node) -> tuple[str, Attributes]:
+    """Return the operator of a micro-batch, and its attributes, as they are in the batch: those of `reshape_sample`."""
+    if node.op != "reshape_sample":
+        return node.op, node.attributes
+    return "reshape", tuple(pair for pair in node.attributes if pair[0] != "dims")
+
+
+def _divisible(node: Node) -> list[bool]:
+    """Return for each dim of the operand and then of the result of a reshape whether it can be divided."""
+    analysis = node.analysis
+    dims = *analysis.operand_dims["x"], *analysis.result_dims[0]
+    return [variable in analysis.splittable for variable in dims]
 
 
 def in_micro_batches(
@@ -291,7 +334,7 @@ def in_micro_batches(
             degrees[variable] = degrees.get(variable, 1) * count
         shapes = tuple(v.shape for v in whole.operands)
         attributes = whole.operator.divided(shapes, whole.attributes, degrees)
-        return apply(node.op, given, dict(attributes), node.view, times.of(of.results[0])).results
+        return apply(whole.op, given, dict(attributes), node.view, times.of(of.results[0])).results
 
     found = rewrite(plan, lifted)
     if not found.outputs or found.outputs[0].shape != ():

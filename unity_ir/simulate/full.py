@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from unity_ir.simulate.streams import TICKS
-from unity_ir.simulate.tasks import Ints, TaskGraph
+from unity_ir.simulate.tasks import UPDATE, Ints, TaskGraph
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,25 @@ class Timeline:
         """Return the ticks (picoseconds) for which a stream, given by number, is occupied in all."""
         held = self.tasks.held
         return int(self.tasks.ticks[held.owners[held.flat == stream]].sum())
+
+    def held_between_tasks(self) -> int:
+        """
+        Return the most bytes that the first device holds at the end of a task, the optimizer's update left out: what is
+        in the variables of a program's step between its lines.
+        """
+        tasks = self.tasks
+        at = [self.ends[t] for t, label in enumerate(tasks.labels) if label.kind != UPDATE]
+        begins = np.array([self.starts[tasks.uses[b][0]] for b in range(len(tasks.uses))], dtype=np.int64)
+        ends = np.array([self.ends[tasks.uses[b][-1]] for b in range(len(tasks.uses))], dtype=np.int64)
+        lasting = np.flatnonzero(begins < ends)
+
+        def before(times: Ints, side: Literal["left", "right"]) -> Ints:
+            """Return the bytes whose time is before each of `at`, or with `right` not after it."""
+            order = lasting[np.argsort(times[lasting], kind="stable")]
+            sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(tasks.bytes[order], dtype=np.int64)])
+            return sums[np.searchsorted(times[order], at, side=side)]
+
+        return tasks.always[0] + int((before(begins, "left") - before(ends, "right")).max(initial=0))
 
     def critical_path(self) -> list[int]:
         """

@@ -121,6 +121,10 @@ class Indices(Ranks):
             found.append(Var(self._unit(tensor, dim) if shape[dim] < self.extents[name] else name))
         return found
 
+    def _is_said_to_be_one(self, name: str) -> bool:
+        clause = self.clauses.get(("size", Var(name)))
+        return clause is not None and clause.value == 1
+
     def _plain(self, index: Index) -> Index:
         """
         Return an index without variables of extent 1; a window that reads a whole dim in order becomes a plain
@@ -128,11 +132,11 @@ class Indices(Ranks):
 
         So a convolution of 1 x 1 is a matrix product, and one without groups can be divided by its channels. A window
         that may lie outside of its dim keeps all its variables, since a reduction over one passes over positions
-        outside.
+        outside. Of several variables in one dim those stay of which the line itself says that their size is 1.
         """
         match index:
             case Composite(names):
-                running = [n for n in names if self.extents.get(n) != 1]
+                running = [n for n in names if self.extents.get(n) != 1 or self._is_said_to_be_one(n)]
                 return Composite(tuple(running)) if len(running) > 1 else Var(*(running or names[-1:]))
             case Window():
                 reach = sum(c * (self.extents.get(v, 1) - 1) for c, v in index.terms)

@@ -221,6 +221,8 @@ def arguments():
     add("--data", metavar="FILE|MODULE:FUNCTION", help=f"{data}; random numbers if left out")
     other = "the same of other data, for evaluation: the loss of all its whole batches, in order"
     add("--eval-data", metavar="FILE|MODULE:FUNCTION", help=other)
+    packed = "the last id of each document of token files: samples begin with documents, of which none that fits is cut"
+    add("--document-end", type=int, metavar="ID", help=packed)
     add("--eval-every", type=int, default=0, metavar="N", help="evaluate every N steps, beside after the last")
     add("--eval-batches", type=int, default=0, metavar="N", help="evaluate on the first N batches of --eval-data")
     add("--seed", type=int, help="of initial weights and data order (default 0; a checkpoint knows its own)")
@@ -275,6 +277,9 @@ def arguments():
         parser.error("--keep counts checkpoints of --save, which has to be given")
     if options.eval_every < 0 or options.eval_batches < 0:
         parser.error("--eval-every counts steps, and --eval-batches batches")
+    token_files = [f for f in (options.data, options.eval_data) if str(f).endswith((".npy", ".bin"))]
+    if options.document_end is not None and not token_files:
+        parser.error("--document-end is of token files, .npy or .bin, in --data or --eval-data")
     if not options.eval_data and (options.eval_every or options.eval_batches):
         parser.error("--eval-every and --eval-batches are of --eval-data, which has to be given")
     if options.eval_data and forward is None:
@@ -385,7 +390,9 @@ def run(ctx, options):
             tables.update(dict(read_tables(file) or {}) if TABLES else {})
         if options.weights:
             check_running(options.weights, tables)
-        data = Data(options.data, seed, None if options.check and not tables else tables)
+        given = None if options.check and not tables else tables
+        data = Data(options.data, seed, given, document_end=options.document_end)
+        data.say_how_packed(ctx)
     if not options.check:
         return train(ctx, options, data, seed, folder, found[1].get("skipped", 0) if found else 0)
     notes: list[str] = []

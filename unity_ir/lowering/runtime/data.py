@@ -31,14 +31,15 @@ class Data:
     Source of batches, which depend on step and `seed` alone, so that a run can be resumed. `source` is an .npz or
     .safetensors file of samples (rows), shuffled every epoch by `seed` if `is_shuffled`; a token file, .npy or .bin
     (`Tokens`); "module:function", a function that returns a step's arrays by input name; or None: random numbers.
-    `tables` ({name: tensor}) are inputs that are no part of a batch (TABLES), and counters of steps (COUNTERS); if
-    None, tables are random or in the source. Ends the run if files do not fit the inputs.
+    Given the id that ends the documents of a token file, `document_end`, samples begin with documents. `tables`
+    ({name: tensor}) are inputs that are no part of a batch (TABLES), and counters of steps (COUNTERS); if None, tables
+    are random or in the source. Ends the run if files do not fit the inputs.
 
     Steps replace this rank's pieces of running statistics, `running` ({name: piece}), in place; in `tables` these stay
     as they were before the first step.
     """
 
-    def __init__(self, source=None, seed=0, tables=None, is_shuffled=True):
+    def __init__(self, source=None, seed=0, tables=None, is_shuffled=True, document_end=None):
         # Random tables are enough for a check.
         self.tables = None if tables is None else {n: _table("the file of weights", n, t) for n, t in tables.items()}
         if self.tables is not None:
@@ -51,7 +52,7 @@ class Data:
         if source and not os.path.exists(source) and ":" in str(source):
             self.function = self._function(str(source))
         elif source and str(source).endswith((".npy", ".bin")):
-            self.tokens = Tokens(source, ROWS, seed, is_shuffled)
+            self.tokens = Tokens(source, ROWS, seed, is_shuffled, document_end)
         elif source:
             self.arrays = self._read(source)
             for name in [n for n in TABLES if n in self.arrays]:
@@ -132,6 +133,11 @@ class Data:
         specs = {name: INPUTS[name] for name in self.running}
         now = {name: value.cpu() for name, (value, _) in wholes(ctx, self.running, specs).items()}
         return {**(self.tables or {}), **now}
+
+    def say_how_packed(self, ctx):
+        """Have rank 0 print how documents of a token file are packed into samples, if they are."""
+        if self.tokens and self.tokens.packed and ctx.rank == 0:
+            print(self.tokens.packed, flush=True)
 
     def whole_batches(self):
         """Return (number of whole batches in the file, samples left over); (None, 0) for a function or random data."""

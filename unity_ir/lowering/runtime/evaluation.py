@@ -28,9 +28,10 @@ class Evaluation:
 
     def __init__(self, ctx, options, trained_on):
         self.every = options.eval_every
-        self.data = Data(options.eval_data, 0, trained_on.tables, is_shuffled=False)
+        self.data = Data(options.eval_data, 0, trained_on.tables, False, options.document_end)
         # Those of training, as they are then.
         self.data.running = trained_on.running
+        self.data.say_how_packed(ctx)
         there, left = self.data.whole_batches()
         if there is None and not options.eval_batches:
             fail_alike("--eval-data is a function, which has no end; say by --eval-batches how many it is called for")

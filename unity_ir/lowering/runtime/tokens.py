@@ -26,22 +26,56 @@ class Tokens:
     """
     Samples of a file of token ids, .npy or .bin (raw uint16, or uint32 if the model has more ids), as two inputs of a
     model, in `names`: tokens and labels, both [samples, length] of integers. The tokens of sample i are the file's ids
-    from i * length on, its labels those one further. Samples are shuffled every epoch by `seed` or, without
-    `is_shuffled`, in order.
+    from i * length on, its labels those one further. Given the id that is the last of each document, `document_end`,
+    samples begin with documents: the first that the sample before does not have to its end. Of a document that is
+    longer, samples have parts. Samples are shuffled every epoch by `seed` or, without `is_shuffled`, in order.
     """
 
-    def __init__(self, path, names, seed, is_shuffled):
+    def __init__(self, path, names, seed, is_shuffled, document_end=None):
         self.path, self.seed, self.is_shuffled = path, seed, is_shuffled
         self.names = self._tokens_and_labels(path, names)
         self.samples, self.length = INPUTS[self.names[0]].shape
         self.ids = self._mapped(path, max(INPUTS[name].below or 0 for name in self.names))
         self.there = max(len(self.ids) - 1, 0) // self.length
+        self.starts = None  # where samples begin, if not at multiples of their length
+        self.packed = ""  # what there is to say of that
+        if document_end is not None and self.there:
+            self._pack(document_end)
         if self.there < self.samples:
             wanted = f"a batch takes {self.samples * self.length + 1}"
             fail(f"{path}: it has {len(self.ids)} ids; {wanted}: {self.samples} samples of {self.length}, and one more")
         self.thread = ThreadPoolExecutor(1)
         self.ahead = None  # the step that is read ahead, and its pieces to come
         self.order = None  # an epoch, and its order
+
+    def _pack(self, end):
+        """
+        Find where samples begin that begin with documents, each of which ends with the id `end`; end the run if there
+        are fewer than a batch takes, or no such id.
+        """
+        import numpy
+
+        count, length, some = len(self.ids), self.length, 1 << 24
+        ends = [numpy.flatnonzero(self.ids[at : at + some] == end) + at for at in range(0, count, some)]
+        begins = numpy.concatenate([[0], *(each + 1 for each in ends)])
+        begins = begins[begins < count]
+        if len(begins) == 1:
+            fail(f"{self.path}: no document ends, as none of its {count} ids is {end}; leave --document-end out")
+        starts, at = [], 0
+        while at + length < count:
+            starts.append(at)
+            last = int(begins[numpy.searchsorted(begins, at + length, "right") - 1])
+            at = last if last > at else at + length
+        if len(starts) < self.samples:
+            wanted = f"a batch takes {self.samples}"
+            fail(f"{self.path}: it has {len(starts)} samples of {length} that begin with documents; {wanted}")
+        sizes = numpy.diff(numpy.concatenate([begins, [count]]))
+        longer, again = int((sizes > length).sum()), len(starts) * length - (starts[-1] + length)
+        self.starts, self.there = torch.tensor(starts), len(starts)
+        self.packed = (
+            f"{self.path}: {len(sizes)} documents in {len(starts)} samples of {length}; {longer} are longer, and cut "
+            f"into parts of that; {100 * again / (len(starts) * length):.1f}% of ids are there twice"
+        )
 
     @staticmethod
     def _tokens_and_labels(path, names):
@@ -116,7 +150,8 @@ class Tokens:
     def _read(self, name, taken, columns):
         """Return the columns of samples `taken` of an input; raise ValueError for ids that it cannot have."""
         spec, shift = INPUTS[name], self.names.index(name)
-        at = (taken[:, None] * self.length + columns + shift).numpy()
+        starts = taken * self.length if self.starts is None else self.starts[taken]
+        at = (starts[:, None] + columns + shift).numpy()
         ids = self.ids[at]
         below = torch.iinfo(spec.dtype).max if spec.below is None else spec.below
         wrong = (ids < 0) | (ids >= below)

@@ -55,6 +55,7 @@ SAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], Mapping[str, AttrValue]
     "pad": (((2, 4),), {"dim": 1, "before": 1, "after": 1}),
     "queue": (((2, 4),), {}),
     "reshape": (((4, 6),), {"shape": (4, 2, 3)}),
+    "reshape_sample": (((1, 4, 6),), {"shape": (4, 6), "dims": (0, 0)}),
     "rotary_striped": (((2, 8, 4),), _ORDER),
     "slice": (((2, 4),), {"dim": 1, "start": 1, "size": 2}),
 }

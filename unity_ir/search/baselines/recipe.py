@@ -172,6 +172,7 @@ def _recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str) -> Grap
         raise UnityError(
             "degrees: cp divides the sequence of attention operators, which this graph lacks; leave it out"
         )
+    _check_sequences(graph, degrees.cp)
     if degrees.stripes:
         graph = striped(graph, degrees.cp)
     if not tensor:
@@ -210,6 +211,13 @@ def _check_samples(graph: Graph, mesh: Mesh, axes: range, name: str) -> None:
                 f"{name}: input {node.name} has batch {node.types[0].shape[dim]}, which {devices} devices do not "
                 f"divide; use another batch or number of devices, or --search"
             )
+
+
+def _check_sequences(graph: Graph, cp: int) -> None:
+    lengths = {n.results[0].shape[2] for n in graph.nodes() if n.op.startswith("attention")}
+    for length in sorted(lengths):
+        if length % cp:
+            raise UnityError(f"degrees: cp={cp} does not divide a sequence of {length} tokens; use a divisor of it")
 
 
 def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:

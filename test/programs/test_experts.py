@@ -1,0 +1,150 @@
+"""
+Experts divided over 2, 4 and 8 ranks: losses, gradients by name and three steps equal PyTorch's, in double precision,
+however tokens are routed: evenly or not, all to one expert, none to another; with a capacity, with and without drops,
+and without one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from by_hand import TOLERANCES, differences
+from extent import ALL
+from given import become, told_on, trained_on
+from mutants import Mutant, sites
+from ranks import Ranks
+from zoo import by_hand
+from zoo_plans import program, sized
+
+from unity_ir.models import build
+from unity_ir.pcg.optimizer import Optimizer
+
+ADAM = Optimizer("adam", 1e-2)
+EXPERTS, CHOSEN, FAVOURITE, IGNORED = 8, 2, 2, 5
+MOE, QWEN, DEEPSEEK = "moe,dispatch=sparse", "qwen3_moe", "deepseek_v3"
+GATES = {MOE: "block_sparse_moe.gate.weight", QWEN: "mlp.gate.weight", DEEPSEEK: "mlp.gate.weight"}
+SIZES = f"sequence=8,balance=500,chosen={CHOSEN}"
+CAPACITIES = {"dropless": 0, "drops": 75, "room": 100 * EXPERTS // CHOSEN}
+"""Per cent of an even share; with the last an expert has room for all tokens of a group."""
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str
+    capacity: str
+    plan: str
+    world: int
+    routing: str
+    """`even`, as initial weights route, or `one`: all tokens to one expert, none to another."""
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.model},{SIZES},capacity={CAPACITIES[self.capacity]}"
+
+    def __str__(self) -> str:
+        return f"{self.model}-{self.capacity}-{self.plan}-{self.world}-{self.routing}"
+
+
+SAMPLE = [
+    Case(MOE, "drops", "degrees,ep=8", 8, "one"),
+    Case(MOE, "drops", "degrees,ep=2", 2, "even"),
+    Case(MOE, "room", "degrees,ep=4,zero=2", 4, "one"),
+    Case(MOE, "dropless", "experts", 4, "one"),
+    Case(MOE, "dropless", "experts", 8, "even"),
+    Case(QWEN, "drops", "degrees,ep=4,zero=3/2i", 4, "one"),
+    Case(QWEN, "dropless", "experts", 2, "one"),
+    Case(DEEPSEEK, "drops", "degrees,tp=2,ep=2", 4, "one"),
+    Case(DEEPSEEK, "room", "degrees,ep=8", 8, "one"),
+    Case(DEEPSEEK, "dropless", "experts", 8, "one"),
+]
+EVERY = [
+    Case(model, capacity, plan, world, routing)
+    for model in GATES
+    for capacity in CAPACITIES
+    for world in (2, 4, 8)
+    for plan in (["experts"] if capacity == "dropless" else [f"degrees,ep={world}", f"degrees,ep={world // 2},zero=3"])
+    for routing in ("even", "one")
+]
+CASES = EVERY if ALL else SAMPLE
+
+
+def routed(case: Case, keys: dict[str, Any]) -> dict[str, Any]:
+    """
+    Return the weights that route all tokens to `FAVOURITE`, and none to `IGNORED`: all embeddings have a feature that
+    the router reads as such.
+    """
+    if case.routing == "even":
+        return {}
+    random = np.random.default_rng(0)
+    words = random.normal(size=(keys["vocabulary"], keys["hidden"]))
+    words[:, 0] = 8
+    given = {"model.embed_tokens.weight": words}
+    for layer in range(keys.get("dense_layers", 0), keys["layers"]):
+        gate = random.normal(size=(keys["hidden"], EXPERTS)) / 8
+        gate[0, FAVOURITE], gate[0, IGNORED] = 2, -2
+        given[f"model.layers.{layer}.{GATES[case.model]}"] = gate
+    return given
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_experts_equal_pytorch(ranks: Ranks, case: Case):
+    torch.set_num_threads(1)
+    name, keys = sized(case.sizes)
+    graph, weights, batch = build(name, **keys), routed(case, keys), batch_of(keys)
+    text = program(graph, case.plan, case.world, ADAM, double=True)
+    found = ranks.run(text, case.world, trained_on, 3, weights, batch)[0]
+    assert differences(found, lambda w, inputs: by_hand(name, keys, w, inputs), ADAM, "f64") == []
+    if case.routing == "one":
+        stacks = {n: g for n, g in found["gradients"][0].items() if ".experts." in n}
+        assert stacks
+        for gradient in stacks.values():
+            assert np.abs(gradient[FAVOURITE]).max() > 0
+            assert np.abs(gradient[IGNORED]).max() == 0
+
+
+def batch_of(keys: dict[str, Any]) -> dict[str, Any]:
+    random = np.random.default_rng(1)
+    shape = keys["batch"], keys["sequence"]
+    return {n: random.integers(0, keys["vocabulary"], shape) for n in ("tokens", "labels")}
+
+
+MUTANTS = [{"to_slots": "sent twice"}, {"queue": "one slot"}, {"in_slots": "one too many"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [MOE, DEEPSEEK])
+def test_tokens_sent_wrongly_are_told(ranks: Ranks, model: str):
+    """Of a token that is sent twice, two in one slot, or one that should be dropped, loss and gradients are others."""
+    torch.set_num_threads(1)
+    case = Case(model, "drops", "degrees,ep=4", 4, "one")
+    name, keys = sized(case.sizes)
+    assert ceil(CAPACITIES["drops"] * keys["sequence"] * CHOSEN / (100 * EXPERTS)) < keys["sequence"]
+    text = program(build(name, **keys), case.plan, case.world, ADAM, double=True)
+    given = routed(case, keys), batch_of(keys)
+    (right, grads), *others = ranks.run(text, case.world, become, [{"queue": "right"}, *MUTANTS], *given)[0]
+    for loss, gradients in others:
+        assert abs(loss - right) > 1e-5 * abs(right)
+        assert any(
+            np.linalg.norm(gradients[n] - grads[n]) > 1e3 * TOLERANCES["f64"] * np.linalg.norm(grads[n]) for n in grads
+        )
+
+
+@pytest.mark.slow
+def test_an_exchange_done_wrong_is_told(ranks: Ranks):
+    """Tokens and results that stay where they are, or go twice, forward and backward, one exchange at a time."""
+    torch.set_num_threads(1)
+    case = Case(MOE, "drops", "degrees,ep=4", 4, "even")
+    name, keys = sized(case.sizes)
+    text, batch = program(build(name, **keys), case.plan, case.world, ADAM, double=True), batch_of(keys)
+    found = ranks.run(text, case.world, trained_on, 1, {}, batch)[0]
+    exchanges = [site for site in sites(text) if site.kind == "all_to_all"]
+    assert len(exchanges) == 4 * keys["layers"]
+    wrong = [Mutant(site, change) for site in exchanges for change in ("dropped", "doubled")]
+    became = ranks.run(text, case.world, told_on, batch, wrong, float(found["losses"][0]), found["gradients"][0])[0]
+    assert became == ["wrong"] * len(wrong)
