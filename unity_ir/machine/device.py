@@ -19,6 +19,31 @@ from unity_ir.machine.tuned import read_tuned
 
 
 @dataclass(frozen=True)
+class HostLink:
+    """
+    The link between a device and the memory of its host, in bytes/s: `from_host` and `to_host` as large copies of
+    pinned memory reach them alone, and `both`, which the two reach together while both are under way (0: their sum).
+    What devices share, such as the host's memory, is divided among them.
+    """
+
+    from_host: float
+    to_host: float
+    both: float = 0.0
+    latency: float = 0.0
+    """Seconds before the first byte of a copy."""
+    memory: int = 0
+    """Bytes of the host's memory for each device; 0 if nothing limits them."""
+
+    def seconds(self, kind: str, bytes: float, both: bool = False) -> float:
+        """
+        Return the seconds of a copy of `bytes` bytes of a `kind`: `from_host` or `to_host`. With `both`, copies of as
+        many bytes go the other way meanwhile.
+        """
+        alone = self.from_host if kind == "from_host" else self.to_host
+        return self.latency + bytes / (min(alone, self.both / 2) if both and self.both else alone)
+
+
+@dataclass(frozen=True)
 class Device:
     """
     A kind of device (a GPU): its peaks in FLOP/s and bytes/s, and the fraction of them that kernels reach.
@@ -46,6 +71,8 @@ class Device:
     """Efficiency curves by kind of kernel (see `forms.kinds`), fitted to a profile."""
     profile: Profile | None = None
     """Measured seconds, which take precedence over estimates."""
+    host: HostLink | None = field(default=None, kw_only=True)
+    """The link to the memory of its host; None if a description has none."""
 
     @property
     def usable(self) -> int:

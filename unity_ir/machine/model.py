@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from unity_ir.machine.bounds import least_seconds
 from unity_ir.machine.collectives import SCHEDULES
-from unity_ir.machine.device import Device
+from unity_ir.machine.device import Device, HostLink
 from unity_ir.machine.graph import Topology
 from unity_ir.machine.link_traffic import line
 from unity_ir.machine.links import Level, Link, Protocol
@@ -307,4 +307,19 @@ def slowest(kinds: Sequence[Device]) -> Device:
         reserve=memory - min(kind.usable for kind in kinds),
         launch=max(kind.launch for kind in kinds),
         efficiency=min(kind.efficiency for kind in kinds),
+        host=_slowest_link([kind.host for kind in kinds]),
+    )
+
+
+def _slowest_link(links: Sequence[HostLink | None]) -> HostLink | None:
+    """Return a link to the host that is as bad in every respect as the worst of these; None if one is None."""
+    known = [link for link in links if link is not None]
+    if len(known) < len(links):
+        return None
+    return HostLink(
+        from_host=min(link.from_host for link in known),
+        to_host=min(link.to_host for link in known),
+        both=min((link.both for link in known if link.both), default=0.0),
+        latency=max(link.latency for link in known),
+        memory=min((link.memory for link in known if link.memory), default=0),
     )
