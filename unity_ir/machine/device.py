@@ -17,6 +17,9 @@ from unity_ir.machine.curve import Floats, Numbers, RooflineCurve, curves
 from unity_ir.machine.profile import Profile, read_profile
 from unity_ir.machine.tuned import read_tuned
 
+COPIES = ("from_host", "to_host")
+"""Kinds of copies between a device and its host."""
+
 
 @dataclass(frozen=True)
 class HostLink:
@@ -34,13 +37,17 @@ class HostLink:
     memory: int = 0
     """Bytes of the host's memory for each device; 0 if nothing limits them."""
 
-    def seconds(self, kind: str, bytes: float, both: bool = False) -> float:
+    def bandwidth(self, kind: str, both: bool = False) -> float:
         """
-        Return the seconds of a copy of `bytes` bytes of a `kind`: `from_host` or `to_host`. With `both`, copies of as
-        many bytes go the other way meanwhile.
+        Return the bytes/s of a `kind` of copies: `from_host` or `to_host`. With `both`, copies of as many bytes go the
+        other way meanwhile.
         """
         alone = self.from_host if kind == "from_host" else self.to_host
-        return self.latency + bytes / (min(alone, self.both / 2) if both and self.both else alone)
+        return min(alone, self.both / 2) if both and self.both else alone
+
+    def seconds(self, kind: str, bytes: float, both: bool = False) -> float:
+        """Return the seconds of a copy of `bytes` bytes, by the bandwidth of its kind (`bandwidth`)."""
+        return self.latency + bytes / self.bandwidth(kind, both)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from unity_ir.errors import UnityError
 from unity_ir.machine.bounds import least_seconds
 from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.device import Device, HostLink
@@ -63,6 +64,15 @@ class Machine:
     def devices(self) -> int:
         """The number of devices: the product of the levels' sizes."""
         return prod(level.size for level in self.levels)
+
+    @property
+    def host_link(self) -> HostLink:
+        """The link between a device and the memory of its host. Raises `UnityError` if the machine has none."""
+        if self.device.host is None:
+            raise UnityError(
+                f"offload: {self.name} has no link to the host's memory; describe it in [device.host], or leave it out"
+            )
+        return self.device.host
 
     def device_of(self, number: int) -> Device:
         """Return the kind of device number `number`, from 0; in a machine of one kind, that kind."""
