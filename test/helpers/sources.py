@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-FIGURES = ("flops", "memory_bandwidth", "memory", "reserve", "launch", "efficiency", "bandwidth", "hub", "overhead")
+FIGURES = (
+    *("flops", "memory_bandwidth", "memory", "reserve", "launch", "efficiency", "bandwidth", "hub", "overhead"),
+    *("from_host", "to_host", "both"),
+)
 """
 What a machine's file has that is measured, or from a datasheet: a comment on its line, or above it in its table, says
 where it is from.

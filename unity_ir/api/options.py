@@ -55,6 +55,7 @@ _COMMON = {
     "seconds": float,
     "micro_batches": str,
     "recompute": str,
+    "offload": str,
     "loss_pieces": str,
     "stages": str,
     "schedule": str,
@@ -93,6 +94,7 @@ def search_options(text: str, where: str = "unity-opt: --search") -> dict[str, O
 SETTINGS = {
     "micro_batches": "how many",
     "recompute": "what",
+    "offload": "what",
     "loss_pieces": "how many",
     "stages": "which",
     "schedule": "which",

@@ -401,6 +401,7 @@ def plan(
     precision: str | None = None,
     micro_batches: int | str | None = None,
     recompute: str | None = None,
+    offload: str | None = None,
     loss_pieces: int | str | None = None,
     stages: int | str | None = None,
     schedule: str | None = None,
@@ -427,8 +428,8 @@ def plan(
     such as `tp=8,dp=4,zero=1`, makes the plan by degrees of parallelism instead. `optimizer` is the one to train with
     (`adamw`), whose state takes memory. `freeze` has patterns of names of weights that are not trained, as on the
     command line: `freeze="*,!lm_head.*"`; parameters of a module that do not require gradients are frozen without it.
-    `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`,
-    `recompute`, `loss_pieces`, `stages` and `schedule` are as on the command line, where `auto` lets the search choose.
+    `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`, `recompute`, `offload`, `loss_pieces`,
+    `stages` and `schedule` are as on the command line, where `auto` lets the search choose.
 
     `budget` is a number of seconds after which the best plan so far is taken, as after Ctrl-C (`Plan.note` then says
     so). `progress` is called with the number of graphs explored, and the seconds of the best plan so far.
@@ -452,6 +453,7 @@ def plan(
     given: dict[str, Option | None] = {
         "micro_batches": micro_batches,
         "recompute": recompute,
+        "offload": offload,
         "loss_pieces": loss_pieces,
         "stages": stages,
         "schedule": schedule,

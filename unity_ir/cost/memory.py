@@ -31,7 +31,7 @@ def leaf_bytes(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
     (`Node.master`), and its cast to the type in which it is computed with, if that is another; the cast is kept from
     step to step (`plan.kept_casts`). Other leaves count only themselves and such a cast.
     """
-    tensors = 2 + optimizer.states if leaf.op == "weight" and updated else 1
+    tensors = 2 + optimizer.held_states if leaf.op == "weight" and updated else 1
     return tensors * ELEMENT_BYTES[leaf.master] + cast_bytes(leaf)
 
 
@@ -78,7 +78,7 @@ def held(
         found.add("weights", size + elements * cast_bytes(value.node), layout)
         if value.node in updated:
             found.add("gradients", size, layout)
-            found.add("optimizer state", optimizer.states * size, layout)
+            found.add("optimizer state", optimizer.held_states * size, layout)
     for value, target, moves in reshards:
         if _makes_tensor(moves):
             found.add("activations", _layout_bytes(value, target, mesh), target)

@@ -13,17 +13,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
+from rich.filesize import decimal
+
 from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.memory import cast_bytes, held
 from unity_ir.cost.time import Kernel, is_measured, seconds
 from unity_ir.cost.work import Work, work_of
-from unity_ir.machine.device import Device
+from unity_ir.errors import UnityError
+from unity_ir.machine.device import COPIES, Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import FREE, HALO_EXCHANGES
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step
 from unity_ir.pcg.loss_part import loss_part
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
@@ -113,6 +116,8 @@ class PlanCost:
     """Seconds in which gradients of the pieces of the loss are added up."""
     memory: Mapping[str, int] = field(default_factory=dict[str, int])
     """Bytes on the device that holds most, by kind (see `cost.memory.HOLDS`)."""
+    at_host: int = 0
+    """Bytes of the host's memory that the device which holds most has there."""
 
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:
@@ -244,7 +249,7 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     placement = place(graph, machine.mesh)
     nodes = graph.nodes()
     explicit = bool(graph.updates)
-    optimizer = graph.optimizer or optimizer or Optimizer()
+    optimizer = optimizer_of_step(graph, optimizer)
     with_gradient = nodes_with_gradient(graph)
     again = set[Node]() if explicit else not_kept(graph)
     read = Keeps(graph).values if again else set[Value]()
@@ -266,6 +271,10 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     # Of what the pieces of the loss make, nothing is left when their loop has ended.
     left = [r for r in between if _root(r.value).node not in part]
     memory = _held(graph, placement, again | part.keys(), weights, left, optimizer)
+    at_host = optimizer.states * memory["gradients"] if optimizer.at_host else 0
+    if at_host and 0 < machine.host_link.memory < at_host:
+        has = f"{machine.name} has {decimal(machine.host_link.memory)}"
+        raise UnityError(f"offload: the state takes {decimal(at_host)} of the host for each device, and {has}; {_LESS}")
     return PlanCost(
         machine,
         placement,
@@ -274,8 +283,12 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
         tuple(_weight_gradients(graph, weights, placement, machine)),
         update,
         memory=memory,
+        at_host=at_host,
         additions=_additions(graph, part, with_gradient, machine),
     )
+
+
+_LESS = "use more devices, or leave offload out"
 
 
 def _around_rings(found: Sequence[Reshard], graph: Graph, placement: Placement) -> list[Reshard]:
@@ -423,11 +436,17 @@ NORM_BYTES = 8
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
     """
     Return the seconds that the optimizer's update of one weight takes on each device. If the weight is stored in
-    another type than it is computed with, that includes writing its cast.
+    another type than it is computed with, that includes writing its cast. With state at the host they are those of its
+    copies, both ways at once, if these take longer; raises `UnityError` if the machine has no link to the host then.
     """
     elements = prod(weight.types[0].piece_shape)
-    moved = update_bytes(elements * ELEMENT_BYTES[weight.master], optimizer, elements * cast_bytes(weight))
-    return update_seconds(elements, moved, weight.master, optimizer, machine.device)
+    size = elements * ELEMENT_BYTES[weight.master]
+    moved = update_bytes(size, optimizer, elements * cast_bytes(weight))
+    found = update_seconds(elements, moved, weight.master, optimizer, machine.device)
+    if not optimizer.at_host:
+        return found
+    copied = (optimizer.states * size / machine.host_link.bandwidth(kind, both=True) for kind in COPIES)
+    return max(found, *copied)
 
 
 def update_seconds(elements: int, moved: int, dtype: str, optimizer: Optimizer, device: Device) -> float:

@@ -43,7 +43,7 @@ from unity_ir.dialects.pcg.ops import (
 )
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Pipeline, Update, Value, apply, parallel
+from unity_ir.pcg.graph import OFFLOADS, Graph, Node, Pipeline, Update, Value, apply, parallel
 from unity_ir.pcg.optimizer import Optimizer
 
 VIEW = "pcg.view"
@@ -55,8 +55,13 @@ NAME = "pcg.name"
 OPTIMIZER = "pcg.optimizer"
 """The function attribute that holds the optimizer of a graph whose updates are still to come."""
 
-LOSS_PIECES = "pcg.loss_pieces"
 RING_ATTENTION = "pcg.ring_attention"
+"""The function attribute that says that the keys and values of attention go around a ring."""
+
+OFFLOAD = "pcg.offload"
+"""The function attribute that says what rests in the memory of the host, if anything."""
+
+LOSS_PIECES = "pcg.loss_pieces"
 """The function attribute that holds the number of pieces of the tokens in which a step makes its loss, if not 1."""
 
 PIPELINE = "pcg.pipeline"
@@ -128,7 +133,7 @@ def to_graph(func: FuncOp) -> Graph:
                 raise UnityError(f"{where}: {op.name} is not an operator of pcg; a graph has no other operations")
         values.update(zip(op.results, node.results, strict=True))
     pipeline = to_pipeline(f"@{name}: {PIPELINE}", func.attributes.get(PIPELINE))
-    how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _ring_attention(func)
+    how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _ring_attention(func), _offload(func)
     return Graph(name, inputs, outputs, tuple(updates), *how)
 
 
@@ -209,6 +214,16 @@ def _ring_attention(func: FuncOp) -> bool:
     return attribute is not None
 
 
+def _offload(func: FuncOp) -> str:
+    attribute = func.attributes.get(OFFLOAD)
+    if attribute is None:
+        return "none"
+    kinds = [kind for kind in OFFLOADS if kind != "none"]
+    if not isinstance(attribute, StringAttr) or attribute.data not in kinds:
+        raise UnityError(f"@{func.sym_name.data}: {OFFLOAD} is {attribute}; it must be {' or '.join(kinds)}")
+    return attribute.data
+
+
 def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
     """
     Read a pipeline schedule, and how many ranks and chunks it has, from a dictionary attribute such as `{order =
@@ -282,6 +297,8 @@ def from_graph(graph: Graph) -> FuncOp:
         func.attributes[LOSS_PIECES] = IntegerAttr(graph.loss_pieces, i64)
     if graph.ring_attention:
         func.attributes[RING_ATTENTION] = UnitAttr()
+    if graph.offload != "none":
+        func.attributes[OFFLOAD] = StringAttr(graph.offload)
     if graph.pipeline is not None:
         func.attributes[PIPELINE] = from_pipeline(graph.pipeline)
     return func

@@ -17,6 +17,7 @@ from unity_ir.dialects.pcg.ops import optimizer_attributes, to_optimizer
 from unity_ir.dialects.spmd import (
     EXCHANGES,
     MOVES,
+    STATE_MOVES,
     TIME_STEPS,
     ComputeOp,
     ConstantOp,
@@ -27,6 +28,7 @@ from unity_ir.dialects.spmd import (
     PieceType,
     ProgramOp,
     ReturnOp,
+    StateOp,
     TimeOp,
     UpdateOp,
     WeightOp,
@@ -44,6 +46,7 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    StateMove,
     Tensor,
     TimeStep,
     UpdateWeight,
@@ -106,6 +109,9 @@ def to_op(program: Program) -> ProgramOp:
                 optimizer = DictionaryAttr(optimizer_attributes(program.optimizer))
                 made = UpdateOp.create(operands=[values[weight], values[grad]], properties={"optimizer": optimizer})
                 hint = ""
+            case StateMove(weight, kind):
+                made = STATE_MOVES[kind].create(operands=[values[weight]])
+                hint = ""
         if not program.anew.isdisjoint(results):
             made.attributes[ANEW] = UnitAttr()
         for register, value in zip(results, made.results, strict=True):
@@ -163,6 +169,8 @@ def from_op(op: ProgramOp) -> Program:
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
                 optimizer = to_optimizer("spmd.update", each.optimizer.data)
+            case StateOp():
+                body.append(StateMove(operands[0], each.kind))
             case ReturnOp():
                 outputs = operands
             case _:

@@ -691,6 +691,25 @@ class UpdateOp(IRDLOperation):
             raise VerifyException(f"spmd.update: the gradient is {self.grad.type}, the weight {self.weight.type}")
 
 
+class StateOp(IRDLOperation):
+    """
+    `spmd.from_host %w`, `spmd.to_host %w`: copies the optimizer's state of this rank's piece of a weight, which rests
+    in the memory of the host, to the device before the weight's update, or back after it.
+    """
+
+    weight = operand_def(PIECE)
+    assembly_format = "$weight attr-dict `:` type($weight)"
+
+    @property
+    def kind(self) -> str:
+        """Which way the state is copied: `from_host` or `to_host`."""
+        return self.name.removeprefix("spmd.")
+
+
+STATE_MOVES: dict[str, type[StateOp]] = {kind: _of_kind(kind, StateOp) for kind in ("from_host", "to_host")}
+"""The class of every copy of optimizer state between a device and its host."""
+
+
 @irdl_op_definition
 class ReturnOp(IRDLOperation):
     """`spmd.return %loss`: the results of the step, the loss first."""
@@ -708,6 +727,7 @@ SPMD = Dialect(
         *MOVES.values(),
         *EXCHANGES.values(),
         *TIME_STEPS.values(),
+        *STATE_MOVES.values(),
         *(UpdateOp, ReturnOp),
     ],
     [PieceType],

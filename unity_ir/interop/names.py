@@ -13,6 +13,7 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    StateMove,
     TimeStep,
     UpdateWeight,
     makes,
@@ -46,7 +47,7 @@ def value_names(program: Program) -> Mapping[Register, str]:
                 found.update(dict.fromkeys(instruction.results, name))
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
                 found[result] = found[operand]
-            case UpdateWeight():
+            case UpdateWeight() | StateMove():
                 pass
     return found
 
@@ -63,7 +64,7 @@ def forward_and_backward(program: Program) -> tuple[tuple[Instruction, ...], tup
         if not wanted.isdisjoint(makes(instruction)):
             wanted.update(reads(instruction))
             forward.append(instruction)
-        elif not isinstance(instruction, UpdateWeight):
+        elif not isinstance(instruction, UpdateWeight | StateMove):
             backward.append(instruction)
     return tuple(reversed(forward)), tuple(reversed(backward))
 

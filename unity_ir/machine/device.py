@@ -17,6 +17,38 @@ from unity_ir.machine.curve import Floats, Numbers, RooflineCurve, curves
 from unity_ir.machine.profile import Profile, read_profile
 from unity_ir.machine.tuned import read_tuned
 
+COPIES = ("from_host", "to_host")
+"""Kinds of copies between a device and its host."""
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """
+    The link between a device and the memory of its host, in bytes/s: `from_host` and `to_host` as large copies of
+    pinned memory reach them alone, and `both`, which the two reach together while both are under way (0: their sum).
+    What devices share, such as the host's memory, is divided among them.
+    """
+
+    from_host: float
+    to_host: float
+    both: float = 0.0
+    latency: float = 0.0
+    """Seconds before the first byte of a copy."""
+    memory: int = 0
+    """Bytes of the host's memory for each device; 0 if nothing limits them."""
+
+    def bandwidth(self, kind: str, both: bool = False) -> float:
+        """
+        Return the bytes/s of a `kind` of copies: `from_host` or `to_host`. With `both`, copies of as many bytes go the
+        other way meanwhile.
+        """
+        alone = self.from_host if kind == "from_host" else self.to_host
+        return min(alone, self.both / 2) if both and self.both else alone
+
+    def seconds(self, kind: str, bytes: float, both: bool = False) -> float:
+        """Return the seconds of a copy of `bytes` bytes, by the bandwidth of its kind (`bandwidth`)."""
+        return self.latency + bytes / self.bandwidth(kind, both)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -46,6 +78,8 @@ class Device:
     """Efficiency curves by kind of kernel (see `forms.kinds`), fitted to a profile."""
     profile: Profile | None = None
     """Measured seconds, which take precedence over estimates."""
+    host: HostLink | None = field(default=None, kw_only=True)
+    """The link to the memory of its host; None if a description has none."""
 
     @property
     def usable(self) -> int:

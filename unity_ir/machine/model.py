@@ -11,9 +11,10 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from unity_ir.errors import UnityError
 from unity_ir.machine.bounds import least_seconds
 from unity_ir.machine.collectives import SCHEDULES
-from unity_ir.machine.device import Device
+from unity_ir.machine.device import Device, HostLink
 from unity_ir.machine.graph import Topology
 from unity_ir.machine.link_traffic import line
 from unity_ir.machine.links import Level, Link, Protocol
@@ -63,6 +64,15 @@ class Machine:
     def devices(self) -> int:
         """The number of devices: the product of the levels' sizes."""
         return prod(level.size for level in self.levels)
+
+    @property
+    def host_link(self) -> HostLink:
+        """The link between a device and the memory of its host. Raises `UnityError` if the machine has none."""
+        if self.device.host is None:
+            raise UnityError(
+                f"offload: {self.name} has no link to the host's memory; describe it in [device.host], or leave it out"
+            )
+        return self.device.host
 
     def device_of(self, number: int) -> Device:
         """Return the kind of device number `number`, from 0; in a machine of one kind, that kind."""
@@ -307,4 +317,19 @@ def slowest(kinds: Sequence[Device]) -> Device:
         reserve=memory - min(kind.usable for kind in kinds),
         launch=max(kind.launch for kind in kinds),
         efficiency=min(kind.efficiency for kind in kinds),
+        host=_slowest_link([kind.host for kind in kinds]),
+    )
+
+
+def _slowest_link(links: Sequence[HostLink | None]) -> HostLink | None:
+    """Return a link to the host that is as bad in every respect as the worst of these; None if one is None."""
+    known = [link for link in links if link is not None]
+    if len(known) < len(links):
+        return None
+    return HostLink(
+        from_host=min(link.from_host for link in known),
+        to_host=min(link.to_host for link in known),
+        both=min((link.both for link in known if link.both), default=0.0),
+        latency=max(link.latency for link in known),
+        memory=min((link.memory for link in known if link.memory), default=0),
     )

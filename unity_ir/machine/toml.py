@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.curve import curves
-from unity_ir.machine.device import Device, profiled
+from unity_ir.machine.device import Device, HostLink, profiled
 from unity_ir.machine.link_traffic import cut_off_level
 from unity_ir.machine.links import LINKS, PORTS, Level, Link, Protocol, ProtocolLatency, Wire
 from unity_ir.machine.model import Machine, slowest
@@ -33,6 +33,7 @@ NAME_LENGTH = 200
 KNOWN = {
     "machine": ("parameter", "overhead", "device", "devices", "levels", "links", "protocols"),
     "device": (*(f.name for f in fields(Device) if f.name != "profile"), "count"),
+    "host": tuple(f.name for f in fields(HostLink)),
     "level": tuple(f.name for f in fields(Level)),
     "hub": ("bandwidth", "latency", "duplex", "protocol_latency"),
     "link": ("between", "bandwidth", "latency", "duplex", "protocol_latency"),
@@ -200,6 +201,17 @@ class _Reader:
             launch=self.seconds(table, "launch"),
             efficiency=self.part_of_1(table, "efficiency"),
             curves=curves(self.name, table.get("curves", {})),
+            host=self.host(self.table(table["host"], "host")) if "host" in table else None,
+        )
+
+    def host(self, table: TomlTable) -> HostLink:
+        self.known("host", table)
+        return HostLink(
+            from_host=self.rate(table, "from_host"),
+            to_host=self.rate(table, "to_host"),
+            both=self.rate(table, "both") if "both" in table else 0.0,
+            latency=self.seconds({"latency": 0, **table}, "latency"),
+            memory=int(self.rate(table, "memory")) if "memory" in table else 0,
         )
 
     def reserve(self, table: TomlTable) -> int:
@@ -362,7 +374,9 @@ def _device(kind: Device) -> dict[str, Any]:
     """
     Return the table of a device, without its profile, which is not part of a description (the machine's name has it).
     """
-    out = {f.name: getattr(kind, f.name) for f in fields(Device) if f.name not in ("curves", "profile")}
+    out = {f.name: getattr(kind, f.name) for f in fields(Device) if f.name not in ("curves", "profile", "host")}
+    if kind.host is not None:
+        out["host"] = {key: value for key, value in asdict(kind.host).items() if value}
     curves = {name: asdict(curve) for name, curve in kind.curves.items()}
     if not kind.reserve:
         del out["reserve"]

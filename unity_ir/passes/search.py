@@ -81,6 +81,9 @@ class _Search(ModulePass):
     recompute: str | None = None
     """What the backward computes again: none, attention, block, all, auto; by default none, of joint searches auto."""
 
+    offload: str | None = None
+    """What rests in the memory of the host: none, state, auto; by default none, of joint searches auto."""
+
     loss_pieces: str | int | None = None
     """In how many pieces of the tokens a step makes its loss, or auto; by default 1, of joint searches auto."""
 
@@ -149,7 +152,7 @@ class _Search(ModulePass):
         progress: Progress | None,
     ) -> SearchResult:
         given = self.strategy, optimizer, options, progress, self._budget()
-        more = self.recompute, None if self.loss_pieces is None else str(self.loss_pieces), self._stages()
+        more = self.recompute, None if self.loss_pieces is None else str(self.loss_pieces), self._stages(), self.offload
         if self.micro_batches == "auto":
             return run_with_stages(graph, machine, *given, "auto", *more)
         try:

@@ -556,6 +556,19 @@ class Pipeline:
     chunks: int = 1
 
 
+OFFLOADS = ("none", "state")
+"""What of a step may rest in the memory of the host: nothing, or the optimizer's state."""
+
+
+def optimizer_of_step(graph: Graph, optimizer: Optimizer | None = None) -> Optimizer:
+    """
+    Return the optimizer that a graph names, or else `optimizer` (None: the default one), with its state at the host if
+    that is what the graph says.
+    """
+    found = graph.optimizer or optimizer or Optimizer()
+    return replace(found, at_host=True) if graph.offload == "state" and not found.at_host else found
+
+
 @dataclass(frozen=True)
 class Graph:
     """
@@ -565,7 +578,8 @@ class Graph:
     Its weights are the leaves `weight` that its outputs and updates depend on. With `loss_pieces` above 1, a step makes
     its loss in so many pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline`, its operators
     are in stages (`pcg.stages`). With `ring_attention`, the keys and values that attention gathers along a sequence go
-    around a ring instead, wherever they can (`plan.rings`).
+    around a ring instead, wherever they can (`plan.rings`). `offload` says what rests in the memory of the host:
+    nothing (`none`), or the optimizer's state (`state`).
     """
 
     name: str
@@ -576,13 +590,14 @@ class Graph:
     loss_pieces: int = 1
     pipeline: Pipeline | None = None
     ring_attention: bool = False
+    offload: str = "none"
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention
+        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload
         return hash((self.name, self.inputs, self.outputs, self.updates, how))
 
     @property
@@ -614,7 +629,7 @@ class Graph:
         nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
         updates = [(place(u.weight), place(u.grad)) for u in self.updates]
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention
+        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload
         return _unpickled, (self.name, nodes, *ends, *how)
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
@@ -647,6 +662,7 @@ def _unpickled(
     loss_pieces: int,
     pipeline: Pipeline | None,
     ring_attention: bool,
+    offload: str,
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
@@ -657,7 +673,8 @@ def _unpickled(
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
     leaves = tuple(made[n] for n in inputs)
-    return Graph(name, leaves, tuple(map(at, outputs)), steps, optimizer, loss_pieces, pipeline, ring_attention)
+    how = optimizer, loss_pieces, pipeline, ring_attention, offload
+    return Graph(name, leaves, tuple(map(at, outputs)), steps, *how)
 
 
 def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:
@@ -686,7 +703,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
     """
     Return a graph rebuilt node by node, operands first. `replace_node(node, new operands)` is called for each node,
     leaves included, and returns the values that replace the node's results, one for each. Name, optimizer, pipeline,
-    loss pieces and ring attention stay.
+    loss pieces, ring attention and offload stay.
     """
     new: dict[Value, Value] = {}
     for node in graph.nodes():
@@ -700,7 +717,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
 def erase(graph: Graph) -> Graph:
     """
     Return the serial graph of a parallel one: without parallel operators and machine views, every value in one piece,
-    the loss in one piece, no stages.
+    the loss in one piece, no stages, nothing at the host.
 
     Two well-typed graphs of the same inputs and outputs compute the same values if their erasures are equal.
     """
@@ -723,4 +740,4 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
             found[node] = divide(node, operands, Configuration())
         return found[node].results
 
-    return replace(rewrite(graph, serial), loss_pieces=1, pipeline=None, ring_attention=False), found
+    return replace(rewrite(graph, serial), loss_pieces=1, pipeline=None, ring_attention=False, offload="none"), found

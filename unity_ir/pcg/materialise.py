@@ -106,7 +106,8 @@ def materialise(
             if value in rests:
                 new[value] = apply_reshard(new[value], made[value], rests[value], mesh)
                 made[value] = rests[value]
-    return Graph(graph.name, tuple(leaves[n] for n in graph.inputs), tuple(new[v] for v in graph.outputs))
+    inputs, outputs = tuple(leaves[n] for n in graph.inputs), tuple(new[v] for v in graph.outputs)
+    return Graph(graph.name, inputs, outputs, offload=graph.offload)
 
 
 def _stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:

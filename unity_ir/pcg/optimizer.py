@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, nan
+from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.ops.optimizers import OPTIMIZERS, OptimizerLine, with_average
@@ -50,6 +51,11 @@ class Optimizer:
     """
     groups: tuple[ParameterGroup, ...] = ()
     """Weights with hyperparameters of their own; the first group that a weight is in counts."""
+    at_host: bool = field(default=False, kw_only=True)
+    """
+    Whether its state rests in the memory of the host, as prices and counts of memory see it; the text says that of the
+    graph (`Graph.offload`).
+    """
 
     def __post_init__(self) -> None:
         if self.name in OPTIMIZERS:
@@ -70,6 +76,11 @@ class Optimizer:
     def states(self) -> int:
         """The number of state tensors that are kept per weight, each of the weight's size (2 for Adam)."""
         return len(self.line.state)
+
+    @property
+    def held_states(self) -> int:
+        """The number of state tensors per weight that devices hold throughout a step; 0 if they rest at the host."""
+        return 0 if self.at_host else self.states
 
     @property
     def settings(self) -> Mapping[str, float]:
@@ -102,7 +113,9 @@ def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optim
     """
     if name not in OPTIMIZERS:
         raise UnityError(f"{where}: unknown optimizer {name!a}; known are {', '.join(OPTIMIZERS)}")
-    numbers = {key: _setting(where, name, key, value) for key, value in settings.items() if key != "groups"}
+    numbers: dict[str, Any] = {
+        key: _setting(where, name, key, value) for key, value in settings.items() if key != "groups"
+    }
     return Optimizer(name, **numbers, groups=_groups(where, name, settings.get("groups", "")))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from unity_ir.plan.deadlock import register_names
+from unity_ir.plan.host_state import StateCopy, StatePart, UpdateAction, WindowUpdate, state_bytes
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, Leaf, Register, TimeStep, UpdateWeight
 from unity_ir.plan.schedule import Action, Bucket, Wait, communicates
@@ -23,7 +24,9 @@ def listing(plan: Plan) -> str:
     several may share a call. Leaves are listed where they are first read. With micro-batches, `first:` and `last:` mark
     lines that only the first or the last of them runs, and `early:` lines of a loop over micro-batches before the main
     one. `piece:` marks lines of the loop over the pieces of the loss. The head counts kernels, collectives and updates;
-    updates come last. For a step in stages, the actions of each rank come first, then the listing of each part.
+    updates come last. With state at the host, `from_host` and `to_host` copy it in windows, each of which says its
+    bytes and the elements of weights it has. For a step in stages, the actions of each rank come first, then the
+    listing of each part.
     """
     if plan.pipeline is not None:
         schedule = plan.pipeline.schedule
@@ -51,12 +54,24 @@ def listing(plan: Plan) -> str:
     optimizer = program.optimizer.name if program.optimizer is not None else ""
     if updates and program.optimizer is not None and program.optimizer.clip:
         out.append(f"  {'norm':7} {f'of all gradients, at most {program.optimizer.clip:g}'}")
-    out += [
-        f"  {'update':7} {f'{names[u.weight]} by {optimizer}':40} {_registers((u.weight, u.grad))}"
-        + (f" -> {_registers((u.cast,))}" if u.cast is not None else "")
-        for u in updates
-    ]
+    out += [_update(plan, line, names, optimizer) for line in plan.updates]
     return "\n".join(out) + "\n"
+
+
+def _update(plan: Plan, line: UpdateAction, names: dict[Register, str], optimizer: str) -> str:
+    match line:
+        case StateCopy(kind, number, parts):
+            size = sum(state_bytes(plan.program, part) for part in parts)
+            return f"  {kind:9} {f'window {number} of state, {size} bytes':38} {_parts(parts, names)}"
+        case WindowUpdate(number, parts):
+            return f"  {'update':9} {f'window {number} by {optimizer}':38} {_parts(parts, names)}"
+        case UpdateWeight(weight, grad, cast):
+            written = f" -> {_registers((cast,))}" if cast is not None else ""
+            return f"  {'update':7} {f'{names[weight]} by {optimizer}':40} {_registers((weight, grad))}{written}"
+
+
+def _parts(parts: Iterable[StatePart], names: dict[Register, str]) -> str:
+    return ", ".join(f"{_printable(names[p.weight])}[{p.begin}:{p.end}]" for p in parts)
 
 
 def _count(number: int, of: str) -> str:

@@ -32,6 +32,7 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    StateMove,
     Tensor,
     TimeStep,
     UpdateWeight,
@@ -120,7 +121,7 @@ def _work(instruction: Instruction, first: Mapping[Register, Register]) -> objec
     again = _reading(instruction, first)
     if isinstance(again, Compute):
         return replace(again, results=())
-    assert not isinstance(again, UpdateWeight)
+    assert not isinstance(again, UpdateWeight | StateMove)
     return again if isinstance(again, Leaf) else replace(again, result=-1)
 
 
@@ -133,6 +134,8 @@ def _reading(instruction: Instruction, names: Mapping[Register, Register]) -> In
             return replace(instruction, operand=names.get(instruction.operand, instruction.operand))
         case UpdateWeight(weight, grad):
             return replace(instruction, weight=names.get(weight, weight), grad=names.get(grad, grad))
+        case StateMove(weight):
+            return replace(instruction, weight=names.get(weight, weight))
         case Leaf():
             return instruction
 
@@ -146,7 +149,7 @@ def _in_order(program: Program) -> Program:
         made = tuple(names.setdefault(r, len(names)) for r in makes(instruction))
         if isinstance(new, Compute):
             new = replace(new, results=made)
-        elif not isinstance(new, UpdateWeight):
+        elif not isinstance(new, UpdateWeight | StateMove):
             new = replace(new, result=made[0])
         body.append(new)
     tensors = {names[r]: program.tensors[r] for r in names}

@@ -42,6 +42,7 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    StateMove,
     Tensor,
     TimeStep,
     UpdateWeight,
@@ -105,7 +106,9 @@ class _Lowering:
             layout = self.placement.layouts[update.weight]
             master = self.masters.get(update.weight)
             weight = self._at(update.weight, layout) if master is None else master
-            updates.append(UpdateWeight(weight, self._at(update.grad, layout)))
+            own = UpdateWeight(weight, self._at(update.grad, layout))
+            is_at_host = self.graph.offload == "state"
+            updates += [StateMove(weight, "from_host"), own, StateMove(weight, "to_host")] if is_at_host else [own]
         made = makers_of(self.body)
         outputs = tuple(self._output(v, made) for v in self.graph.outputs)
         sizes = self.placement.mesh.sizes

@@ -34,6 +34,7 @@ from unity_ir.plan.additions import with_additions, with_longer_products
 from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, ranks_of_move
 from unity_ir.plan.groups import GroupMemo, with_fusions
+from unity_ir.plan.host_state import WINDOW_BYTES, UpdateAction, update_lines
 from unity_ir.plan.kept_casts import with_kept_casts
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
@@ -95,6 +96,8 @@ class PlanOptions:
     Whether casts of weights and gradients, additions of gradients, and moves of parts of tensors are kernels of their
     own, as PyTorch runs them; else updates, products and the kernels beside them do them where they can.
     """
+    window: int = WINDOW_BYTES
+    """Most bytes of the optimizer's state on its way between the device and the host at once, each way."""
     memo: GroupMemo = field(default_factory=GroupMemo, compare=False, repr=False)
     """Groups tried in earlier programs with these options."""
 
@@ -204,6 +207,11 @@ class Plan:
     options: PlanOptions
     pipeline: StepParts | None = None
     """The parts of a step whose operators are in stages, and the schedule that orders them."""
+
+    @cached_property
+    def updates(self) -> tuple[UpdateAction, ...]:
+        """The lines of the update of weights, which comes after those of the schedule, in order."""
+        return update_lines(self.program, self.options.window)
 
     @cached_property
     def parts(self) -> tuple[tuple[StepPart, Plan], ...]:
@@ -462,6 +470,8 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
         program = with_savings(program, only_results=options.eager)
     if options.order is not None and program.pipeline is None:
         raise UnityError(f"pipeline schedule {options.order.name}: the plan has no stages; leave the schedule out")
+    if program.pipeline is not None and program.state_at_host:
+        raise UnityError("offload: a step in stages keeps its state on the devices; leave offload or the stages out")
     if program.pipeline is not None and program.optimizer is not None:
         return _plan_stages(program, options, program.pipeline)
     if options.kernels == "triton":

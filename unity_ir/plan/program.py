@@ -195,7 +195,18 @@ class UpdateWeight:
     cast: Register | None = None
 
 
-Instruction = Leaf | Compute | ReshardMove | HaloExchange | TimeStep | UpdateWeight
+@dataclass(frozen=True, slots=True)
+class StateMove:
+    """
+    A copy of the optimizer's state of a rank's piece of a weight, which rests in the memory of the host: `kind` is
+    `from_host`, before the weight's update, or `to_host`, after it. The state has no register.
+    """
+
+    weight: Register
+    kind: str
+
+
+Instruction = Leaf | Compute | ReshardMove | HaloExchange | TimeStep | UpdateWeight | StateMove
 
 When = Literal["early", "first", "every", "last"]
 """
@@ -207,7 +218,7 @@ one, or in the last alone (what needs a sum over all of them); or `early`, in ev
 def reads(instruction: Instruction) -> tuple[Register, ...]:
     """
     Return the registers (numbers of local tensors) that an instruction reads: for an update, the weight and its
-    gradient.
+    gradient; () for a copy of state, which is no register.
     """
     match instruction:
         case Compute(_, operands):
@@ -216,21 +227,21 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
             return (operand,)
         case UpdateWeight(weight, grad):
             return weight, grad
-        case Leaf():
+        case Leaf() | StateMove():
             return ()
 
 
 def makes(instruction: Instruction) -> tuple[Register, ...]:
     """
     Return the registers (numbers of local tensors) that an instruction makes: its results; () for an update, which
-    changes the weight in place.
+    changes the weight in place, and for a copy of state.
     """
     match instruction:
         case Compute(_, _, results):
             return results
         case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result) | TimeStep(_, result):
             return (result,)
-        case UpdateWeight():
+        case UpdateWeight() | StateMove():
             return ()
 
 
@@ -410,6 +421,11 @@ class Program:
         dtype = self.tensors[register].dtype
         longer = ELEMENT_BYTES["f32"] // ELEMENT_BYTES[dtype] if register in self.sums and dtype in HALVES else 1
         return self.bytes[register] * longer
+
+    @cached_property
+    def state_at_host(self) -> frozenset[Register]:
+        """The weights whose optimizer state rests in the memory of the host."""
+        return frozenset(i.weight for i in self.body if isinstance(i, StateMove))
 
     @property
     def returned(self) -> tuple[Register, ...]:
@@ -648,6 +664,7 @@ def check_step(program: Program, reference: Graph) -> None:
         if found != sorted((n.name, n.types[0].shape, n.master) for n in nodes):
             raise UnityError(f"{where}: its {op}s are not those of @{reference.name}")
     updated = [i.weight for i in program.body if isinstance(i, UpdateWeight)]
+    _check_state_moves(program, where)
     trained = {node.name for node in reference.weights() if node.is_trained}
     for leaf in program.leaves("weight"):
         if leaf.result not in updated and leaf.name in trained:
@@ -658,3 +675,21 @@ def check_step(program: Program, reference: Graph) -> None:
         raise UnityError(f"{where}: it must have one spmd.update of every trained weight, and none of other values")
     if not program.outputs or program.tensors[program.outputs[0]].shape:
         raise UnityError(f"{where}: what it returns first must be a scalar loss")
+
+
+def _check_state_moves(program: Program, where: str) -> None:
+    """Raise `UnityError` unless state is copied from the host right before its update, and back after it, or never."""
+    moved = {(i.weight, i.kind): at for at, i in enumerate(program.body) if isinstance(i, StateMove)}
+    if not moved:
+        return
+    names = {leaf.result: leaf.name for leaf in program.leaves("weight")}
+    updates = {i.weight: at for at, i in enumerate(program.body) if isinstance(i, UpdateWeight)}
+    for weight, at in updates.items():
+        before, after = (moved.get((weight, kind)) for kind in ("from_host", "to_host"))
+        if before is None or after is None or not before < at < after:
+            raise UnityError(
+                f"{where}: the state of weight {names[weight]!a} rests at the host; it needs spmd.from_host before its "
+                "spmd.update, and spmd.to_host after it"
+            )
+    if len(moved) != 2 * len(updates) or sum(isinstance(i, StateMove) for i in program.body) != len(moved):
+        raise UnityError(f"{where}: it must copy the state of updated weights alone, once each way")

@@ -35,6 +35,7 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    StateMove,
     TimeStep,
     UpdateWeight,
     When,
@@ -278,7 +279,7 @@ class _Scheduler:
                     self.moves.append(instruction)
                     self.move_of[instruction.result] = instruction
                     self.place[instruction.result] = place
-                case UpdateWeight():
+                case UpdateWeight() | StateMove():
                     pass
         self.end = len(self.computes)
         step = body if program.part_of is None else program.part_of.body

@@ -28,6 +28,7 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import MORE, needed, shortage_text, size_text
+from unity_ir.search.offload import AUTO, check_offload, least_seconds, may_offload
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
 from unity_ir.search.recompute.fit import with_recompute_and_pieces, without_recompute
@@ -61,6 +62,7 @@ def run(
     recompute: str | None = None,
     loss_pieces: str | None = None,
     stages: Stages | None = None,
+    offload: str | None = None,
 ) -> SearchResult:
     """
     Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
@@ -80,6 +82,10 @@ def run(
     part of the machine, and that plan is cut (`with_stages` chooses all of it together); `micro_batches` must then be 2
     or more.
 
+    `offload` says what rests in the memory of the host, one of `search.offload.KINDS`: nothing (`none`), the
+    optimizer's state (`state`), or that where memory is short and it costs less than recompute (`auto`, the default of
+    joint and sequential; that of others is `none`). Stages keep all of it on the devices.
+
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
     cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
     plan that does not fit the machine's memory.
@@ -90,16 +96,21 @@ def run(
             raise UnityError("search: stages of a pipeline run micro-batches; give micro_batches, 2 or more")
         stages.rank_of(micro_batches)
     kind, pieces = recompute_kind(strategy, recompute), _pieces(strategy, loss_pieces)
+    offloaded = _offload(strategy, offload, stages)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
     given = optimizer or graph.optimizer
     optimizer = given or Optimizer()
+    if offloaded == "state":
+        _ = machine.host_link
+        optimizer = replace(optimizer, at_host=optimizer.states > 0)
+    is_open = offloaded == AUTO and stages is None and may_offload(machine, optimizer)
     start = perf_counter()
-    serial = erase(graph)
+    serial = replace(erase(graph), offload="state" if optimizer.at_host else "none")
     dims: Mapping[str, int] = sample_dims(serial) if micro_batches != 1 else {}
     if micro_batches != 1:
         serial = micro_batch(serial, dims, micro_batches)
-    budget = budget or Budget()
+    whole_budget, budget = budget, budget or Budget()
     own = make_options(chosen, options or {})
 
     def search(machine: Machine) -> SearchResult:
@@ -108,6 +119,8 @@ def run(
                 found = chosen.search(serial, machine, own, SearchContext(optimizer, progress, micro_batches))
         except KeyboardInterrupt:
             found = _at_hand(serial, machine, strategy, optimizer, budget)
+        if optimizer.at_host:
+            found = replace(found, graph=replace(found.graph, offload="state"))
         return _ended(found, serial, machine, optimizer) if budget.ended else found
 
     on = machine if stages is None else stages.part(machine)
@@ -116,6 +129,12 @@ def run(
         return [plan for plan, _ in _baselines(serial, on, optimizer)] if strategy == "joint" else []
 
     def again(plan: Graph, whole: Callable[[Graph], Graph] | None = None) -> Graph:
+        found = fitted(plan, whole)
+        if not is_open:
+            return found
+        return least_seconds(found, plan, lambda plan: fitted(plan, whole), whole or _same, machine, optimizer)
+
+    def fitted(plan: Graph, whole: Callable[[Graph], Graph] | None) -> Graph:
         found = with_recompute_and_pieces(plan, kind, pieces, on, optimizer, whole, on=machine)
         if stages is None or whole is None or kind != "auto":
             return found
@@ -149,6 +168,12 @@ def run(
             )
         result = replace(result, budget=budget)
     need = needed(result.graph, result.cost, optimizer)
+    if need > machine.device.usable and is_open:
+        # With all state at the host, other layouts may fit.
+        with suppress(UnityError):
+            asked = strategy, optimizer, options, progress, whole_budget, micro_batches, recompute, loss_pieces
+            found = run(graph, machine, *asked, offload="state")
+            return replace(found, graph=replace(found.graph, optimizer=given), seconds=perf_counter() - start)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
@@ -218,6 +243,24 @@ def recompute_kind(strategy: str, given: str | None) -> str:
     return given
 
 
+def _offload(strategy: str, given: str | None, stages: Stages | None) -> str:
+    """
+    Return the kind of offload that a strategy's plans get: as given, or `auto` for joint and sequential, and `none` for
+    others. Raises `UnityError` for an unknown kind, and for state at the host with stages.
+    """
+    if given is None:
+        return AUTO if strategy in WITHIN_MEMORY else "none"
+    check_offload(given)
+    if given == "state" and stages is not None:
+        raise UnityError("search: offload=state is for a step without stages; leave offload or the stages out")
+    return given
+
+
+def _same(plan: Graph) -> Graph:
+    """Return the plan of a step that is not in micro-batches."""
+    return plan
+
+
 def _pieces(strategy: str, given: str | None) -> int | None:
     """
     Return the number of pieces of the loss, None for as few as make a plan fit. Raises `UnityError` for another text.
@@ -242,6 +285,7 @@ def run_in_time(
     recompute: str | None = None,
     loss_pieces: str | None = None,
     stages: Stages | None = None,
+    offload: str | None = None,
 ) -> SearchResult:
     """
     Search as `run` does, and choose the number of micro-batches, too: that with which the step is fastest as emitted,
@@ -259,7 +303,7 @@ def run_in_time(
     count = first = 2 if stages is not None and _is_divisible(serial, dims, 2) else 1
     while count == first or _is_divisible(serial, dims, count):
         try:
-            given = strategy, optimizer, options, progress, budget, count, recompute, loss_pieces, stages
+            given = strategy, optimizer, options, progress, budget, count, recompute, loss_pieces, stages, offload
             found = run(graph, machine, *given)
             seconds = as_emitted(found.graph, machine, optimizer or graph.optimizer or Optimizer())[0]
         except UnityError as error:

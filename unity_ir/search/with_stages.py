@@ -27,6 +27,7 @@ from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.offload import check_offload
 from unity_ir.search.pipeline.choice import BoundedFamily, PipelineBounds, PipelineChoice, best_pipeline, bound
 from unity_ir.search.pipeline.equal import PipelineSearch
 from unity_ir.search.pipeline.orders import ScheduleKind
@@ -74,6 +75,7 @@ def run_with_stages(
     recompute: str | None = None,
     loss_pieces: str | None = None,
     stages: Asked = None,
+    offload: str | None = None,
 ) -> SearchResult:
     """
     Search for a plan as `search.run.run` does, or with `micro_batches` `auto` as `run_in_time`; it may be a pipeline.
@@ -94,18 +96,22 @@ def run_with_stages(
     budget = budget or Budget()
     given = strategy, optimizer, options, progress, budget
     if strategy == "unity" and stages == "auto":
-        return _unity(graph, machine, given, micro_batches, recompute, loss_pieces)
+        return _unity(graph, machine, given, micro_batches, recompute, loss_pieces, offload)
     if strategy != "joint" or (isinstance(stages, Stages) and not stages.is_searched):
         if stages == "auto":
             raise UnityError(f"search: stages are chosen by joint and unity, not by {strategy}; give their number")
         asked = stages if isinstance(stages, Stages) else None
         if micro_batches == "auto":
-            return run_in_time(graph, machine, *given, recompute, loss_pieces, asked)
-        return run(graph, machine, *given, micro_batches, recompute, loss_pieces, asked)
+            return run_in_time(graph, machine, *given, recompute, loss_pieces, asked, offload)
+        return run(graph, machine, *given, micro_batches, recompute, loss_pieces, asked, offload)
     own = make_options(strategy_named(strategy), options or {})
     assert isinstance(own, RewriteOptions)
     recompute_kind(strategy, recompute)
     in_pieces = loss_pieces not in (None, "1", "auto")
+    if offload is not None:
+        check_offload(offload)
+    if offload == "state" and stages not in (None, "none"):
+        raise UnityError("search: offload=state is for a step without stages; leave offload or the stages out")
     if in_pieces and isinstance(stages, Stages):
         raise UnityError(
             f"search: joint makes the loss of a pipeline whole, not in {loss_pieces} pieces; leave loss_pieces out, or "
@@ -120,7 +126,11 @@ def run_with_stages(
             raise UnityError("search: its budget ended before a pipeline was found; give it more") from None
         assert found is not None
         return replace(found, budget=budget)
-    is_open = not in_pieces and (stages == "auto" or (stages is None and _may_be_pipeline(graph, machine)))
+    is_open = (
+        not in_pieces
+        and offload != "state"
+        and (stages == "auto" or (stages is None and _may_be_pipeline(graph, machine)))
+    )
     pipeline: SearchResult | None = None
     half = Budget(budget.work / 2, budget.deadline)
     if is_open and micro_batches == 1:
@@ -138,9 +148,9 @@ def run_with_stages(
     result: SearchResult | None = None
     try:
         if micro_batches == "auto":
-            result = run_in_time(graph, machine, *given, recompute, loss_pieces)
+            result = run_in_time(graph, machine, *given, recompute, loss_pieces, offload=offload)
         else:
-            result = run(graph, machine, *given, micro_batches, recompute, loss_pieces)
+            result = run(graph, machine, *given, micro_batches, recompute, loss_pieces, offload=offload)
     except UnityError as error:
         if not is_open:
             raise
@@ -165,6 +175,7 @@ def _unity(
     micro_batches: int | Literal["auto"],
     recompute: str | None,
     loss_pieces: str | None,
+    offload: str | None,
 ) -> SearchResult:
     """
     Return the fastest of Unity's plan of the whole machine and its pipelines, from step to step. Raises `UnityError`
@@ -182,7 +193,7 @@ def _unity(
     failed: UnityError | None = None
     result: SearchResult | None = None
     try:
-        result = run(graph, machine, *given, 1, recompute, loss_pieces)
+        result = run(graph, machine, *given, 1, recompute, loss_pieces, offload=offload)
     except UnityError as error:
         failed = error
     count = None if micro_batches in (1, "auto") else micro_batches

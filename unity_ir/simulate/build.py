@@ -18,7 +18,7 @@ from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.memory import cast_bytes
 from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value, topological
+from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step, topological
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Layout, dual, shard_count
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -58,7 +58,7 @@ def task_graph(
     placement = plan.placement
     if axes is None:
         axes = pinned_axes([*placement.layouts.values(), *placement.assignments.values()])
-    builder = _Builder(graph, plan, graph.optimizer or optimizer or Optimizer(), Streams(plan.machine, tuple(axes)))
+    builder = _Builder(graph, plan, optimizer_of_step(graph, optimizer), Streams(plan.machine, tuple(axes)))
     return builder.build(overlap)
 
 
@@ -342,7 +342,7 @@ class _Builder:
         for value, layout in layouts.items():
             if value.node.is_leaf:
                 master = ELEMENT_BYTES[value.node.master]
-                each = cast_bytes(value.node) + master * (1 + (self.optimizer.states if value in updated else 0))
+                each = cast_bytes(value.node) + master * (1 + (self.optimizer.held_states if value in updated else 0))
                 for k in self.streams.where(layout):
                     always[k] += each * _piece_elements(value, layout, self.plan.placement.mesh.sizes)
         kept = [(size, self.uses[b]) for b, size in self.sizes.items() if self.uses.get(b)]

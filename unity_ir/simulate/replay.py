@@ -8,6 +8,9 @@ waits for the current one; it holds its ports. A wait makes the compute stream w
 last. A tensor is held from the line that makes it to the end of the last line that reads it, the operand of a
 collective until that is waited for.
 
+Optimizer state at the host is copied on streams of its own, one for each way, beside kernels (`plan.host_state`). The
+device holds a window of it from the start of its copy from the host to the end of the one back.
+
 The lines of a step in micro-batches are played once for each of them, with those of the first and of the last; those
 of the loop over the pieces of the loss once for each piece.
 """
@@ -28,6 +31,7 @@ from unity_ir.pcg.sharding import Layout
 from unity_ir.plan.collective_calls import bucket_move
 from unity_ir.plan.copies import Copies
 from unity_ir.plan.deadlock import register_names
+from unity_ir.plan.host_state import SLOTS, StateCopy, UpdateAction, WindowUpdate, state_bytes
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
 from unity_ir.plan.schedule import Action, ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
@@ -71,7 +75,8 @@ def replay(
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())
     count = plan.program.micro_batches if plan.program.part_of is None else 1
     played = count if micro_batches is None else min(count, micro_batches)
-    return _Replay(plan, Streams(machine, tuple(axes)), overlap).tasks(played, is_last, under_way, is_first)
+    streams = Streams(machine, tuple(axes), bool(plan.program.state_at_host))
+    return _Replay(plan, streams, overlap).tasks(played, is_last, under_way, is_first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,12 @@ class _Replay:
         made once.
         """
         self.micro_batch = self.piece = 0
+        self.state_copies: dict[tuple[str, int, int], int] = {}
+        """The last copy of each kind of a window's state, by its number, by device class."""
+        self.state: dict[tuple[int, int], list[int]] = {}
+        """The copies during and between which a device class holds the state of a window, by its number."""
+        copied = (a for a in plan.updates if isinstance(a, StateCopy))
+        self.window_bytes = {a.number: sum(state_bytes(plan.program, p) for p in a.parts) for a in copied}
         self.played: list[PlayedLine] = []
         self.is_backward = False
         self.syncs = _syncs(plan)
@@ -157,8 +168,15 @@ class _Replay:
         updates = [i for i in program.body if isinstance(i, UpdateWeight)]
         if updates and program.optimizer is not None and program.optimizer.clip and program.devices > 1:
             self._norm(program.optimizer, updates[0])
-        for update in updates:
-            self._update(update)
+        for action in self.plan.updates:
+            self._play(action)
+            match action:
+                case UpdateWeight():
+                    self._update(action)
+                case StateCopy():
+                    self._copy_state(action)
+                case WindowUpdate():
+                    self._update_window(action)
         return self._graph(updates, is_last)
 
     def _hand_on(self, is_last: bool) -> None:
@@ -191,7 +209,7 @@ class _Replay:
             case start:
                 self._start(start)
 
-    def _play(self, action: Action | UpdateWeight | None) -> None:
+    def _play(self, action: Action | UpdateAction | None) -> None:
         self.played.append(PlayedLine(len(self.ticks), action, self.micro_batch, self.piece))
 
     def _time_step(self, step: TimeStep) -> None:
@@ -312,8 +330,48 @@ class _Replay:
         for k in every:
             self._on_compute(k, 0, label, [task])
 
+    def _copy_state(self, copy: StateCopy) -> None:
+        """Add the copy of a window's state, beside kernels, behind what it needs and what has its buffer before."""
+        program, streams, host = self.program, self.streams, self.streams.machine.host_link
+        for k in range(streams.classes):
+            parts = [part for part in copy.parts if k in streams.where(self._layout(part.weight))]
+            if not parts:
+                continue
+            length = ticks(host.seconds(copy.kind, sum(state_bytes(program, p) for p in parts), both=True))
+            first = parts[0].weight
+            label = Label(UPDATE, copy.kind, self.names[first], program.tensors[first])
+            stream, compute = streams.copies(k, copy.kind), streams.compute(k)
+            is_back = copy.kind == "to_host"
+            # The first copies use memory that kernels have used; others that of windows that are back.
+            before = () if is_back else self._back(copy.number - SLOTS, k)
+            held = (stream,) if self.overlap else (stream, compute)
+            after = (stream, compute) if is_back or copy.number < SLOTS else held
+            task = self._add(length, after, held, before, label)
+            self.state_copies[copy.kind, copy.number, k] = task
+            self.state.setdefault((copy.number, k), []).append(task)
+
+    def _back(self, number: int, of: int) -> tuple[int, ...]:
+        """Return the copy back to the host of a window's state on a device class, if there is one."""
+        task = self.state_copies.get(("to_host", number, of))
+        return () if task is None else (task,)
+
+    def _update_window(self, update: WindowUpdate) -> None:
+        """Add the update of parts of weights, behind the copy of their state from the host."""
+        program, optimizer, machine = self.program, self.program.optimizer, self.streams.machine
+        assert optimizer is not None
+        whole = {i.weight: i for i in program.body if isinstance(i, UpdateWeight)}
+        for part in update.parts:
+            own, tensor = whole[part.weight], program.tensors[part.weight]
+            share = state_bytes(program, part) / (optimizer.states * program.bytes[part.weight])
+            seconds = share * seconds_of_update(program, own, optimizer, machine.device)
+            label = Label(UPDATE, optimizer.name, self.names[part.weight], tensor)
+            done = [
+                self._on_compute(k, ticks(seconds), label, [self.state_copies["from_host", update.number, k]])
+                for k in self.streams.where(self._layout(part.weight))
+            ]
+            self._use((own.grad,), done)
+
     def _update(self, update: UpdateWeight) -> None:
-        self._play(update)
         program, optimizer = self.program, self.program.optimizer
         assert optimizer is not None
         seconds = seconds_of_update(program, update, optimizer, self.streams.machine.device)
@@ -365,10 +423,12 @@ class _Replay:
             leaves |= self.kept | (program.started & self.plan.in_place)
             leaves -= self.summed.keys() if is_last else set()
         for register in leaves if program.part_of is None else ():
+            states = optimizer.states if register in updated and register not in program.state_at_host else 0
             for k in self.streams.where(self._layout(register)):
-                always[k] += leaf_bytes(program, register, optimizer.states if register in updated else 0)
+                always[k] += leaf_bytes(program, register, states)
         used = [(program.held_bytes(r), tasks) for (r, *_), tasks in self.uses.items() if r not in leaves and tasks]
         used += self.copied
+        used += [(self.window_bytes[number], tasks) for (number, _), tasks in self.state.items()]
         return TaskGraph(
             self.streams,
             np.array(self.ticks, dtype=np.int64),

@@ -5,6 +5,7 @@ Programs are SPMD: devices that no operator distinguishes do the same at the sam
 simulated and stands for all, exactly. Devices differ along the mesh axes that some operator or value is pinned on.
 
 Every class has a compute stream, and a port to each level of links. A move occupies the ports of all levels it crosses.
+A program that copies between devices and their hosts has a stream for each way, as a GPU has copy engines.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import product
 from math import prod
 
 from unity_ir.errors import UnityError
+from unity_ir.machine.device import COPIES
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import BETWEEN_DEVICES, FREE
 from unity_ir.pcg.reshard import Move
@@ -51,11 +53,13 @@ class Streams:
     """
     The streams of a machine's devices, as numbers. Each device class has a compute stream, and a port (a stream) to the
     links of each machine level. `axes` are the mesh axes along which devices may differ: those with the same
-    coordinates along them do the same at the same time, and are one class. With no `axes`, there is one class.
+    coordinates along them do the same at the same time, and are one class. With no `axes`, there is one class. With
+    `to_hosts`, each class also has a stream of copies from the host, and one of copies to it.
     """
 
     machine: Machine
     axes: tuple[int, ...] = ()
+    to_hosts: bool = False
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -69,8 +73,8 @@ class Streams:
 
     @cached_property
     def width(self) -> int:
-        """The number of streams of each class: one for compute, then a port per level."""
-        return 1 + len(self.machine.levels)
+        """The number of streams of each class: one for compute, a port per level, then those of copies to the host."""
+        return 1 + len(self.machine.levels) + (len(COPIES) if self.to_hosts else 0)
 
     @cached_property
     def count(self) -> int:
@@ -88,9 +92,19 @@ class Streams:
         """
         return of * self.width + 1 + level
 
+    def copies(self, of: int, kind: str) -> int:
+        """
+        Return the number of the stream of device class number `of` for copies of a `kind`: `from_host` or `to_host`.
+        """
+        return of * self.width + 1 + len(self.machine.levels) + COPIES.index(kind)
+
     def name(self, stream: int) -> str:
-        """Return the name of the stream with this number: `compute`, or the name of its port's machine level."""
-        return "compute" if (kind := stream % self.width) == 0 else self.machine.levels[kind - 1].name
+        """
+        Return the name of the stream with this number: `compute`, the name of its port's machine level, or the kind of
+        its copies.
+        """
+        names = ("compute", *(level.name for level in self.machine.levels), *COPIES)
+        return names[stream % self.width]
 
     def class_of(self, device: int) -> int:
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from unity_ir.plan.program import UpdateWeight
+from unity_ir.plan.host_state import UpdateAction
 from unity_ir.plan.schedule import Action
 from unity_ir.simulate.streams import Streams
 
@@ -40,7 +40,7 @@ class PlayedLine:
     """
 
     first: int
-    action: Action | UpdateWeight | None
+    action: Action | UpdateAction | None
     """What the line does; None for the sum over all devices of the squares of gradients."""
     micro_batch: int
     piece: int

@@ -78,8 +78,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             help="make the plan of a recipe, as --search=degrees does; --degrees=tp=8,dp=4,zero=1,sp=true. dp divides "
             "samples, tp weights, sp the sequence, ep the experts of a mixture, over neighbours of dp; cp the sequence "
             "in attention, too, with stripes=true in an order that balances causal masks, with ring=true handing keys "
-            "and values on instead of gathering them; zero=1 to 3 shards weights over dp and cp, or over shards=N of "
-            "them",
+            "and values on instead of gathering them; offload=state keeps the optimizer's state at the host; zero=1 to "
+            "3 shards weights over dp and cp, or over shards=N of them",
         ),
         parser.add_argument(
             "--micro-batches",
@@ -94,6 +94,13 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--degrees. attention: all but matrix products and fused attention, so that nothing is saved per query and "
             "key; block: a layer from its input; all: groups of operators from a few checkpoints; auto: as little as "
             "makes the plan fit. Joint searches find it by themselves (auto)",
+        ),
+        parser.add_argument(
+            "--offload",
+            metavar="WHAT",
+            help="with --search: what rests in the memory of the host: none, state (the optimizer's, of which windows "
+            "come to the device while weights are updated), auto; also with --degrees. auto: the state where a plan "
+            "does not fit otherwise, or would recompute more than that costs, as joint searches do",
         ),
         parser.add_argument(
             "--loss-pieces",

@@ -219,6 +219,8 @@ class UnityOpt(xDSLOptMain):
             raise UnityError("unity-opt: --micro-batches divides the batch of the plan that is made; add --search")
         if args.recompute is not None and args.search is None:
             raise UnityError("unity-opt: --recompute is of the plan that is made; add --search")
+        if args.offload is not None and args.search is None:
+            raise UnityError("unity-opt: --offload is of the plan that is made; add --search")
         if args.loss_pieces is not None and args.search is None:
             raise UnityError("unity-opt: --loss-pieces is of the plan that is made; add --search")
         for flag, value in (("--stages", args.stages), ("--schedule", args.schedule)):
@@ -247,7 +249,7 @@ class UnityOpt(xDSLOptMain):
             options: dict[str, Any] = search_options(self.args.search, f"unity-opt: {asked_by}")
             if self.args.budget is not None:
                 options["seconds"] = seconds(self.args.budget)
-            settings = ("micro_batches", "recompute", "loss_pieces", "stages", "schedule")
+            settings = ("micro_batches", "recompute", "offload", "loss_pieces", "stages", "schedule")
             given = {name: getattr(args, name) for name in settings}
             options = with_settings(options, given, "unity-opt", asked_by, lambda name: f"--{name.replace('_', '-')}")
             options["explain"] = self.args.explain

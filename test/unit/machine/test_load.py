@@ -1,5 +1,6 @@
 """Machine files: what is a machine, and one sentence for everything that is not."""
 
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 from sources import without_a_source
 
 from unity_ir.errors import UnityError
-from unity_ir.machine import load
+from unity_ir.machine import load, machine_from
+from unity_ir.machine.device import HostLink
 from unity_ir.machine.load import presets
-from unity_ir.machine.toml import MAX_DEVICES
+from unity_ir.machine.model import slowest
+from unity_ir.machine.toml import MAX_DEVICES, described
 
 GOOD = """
 parameter = 2
@@ -121,6 +124,29 @@ def test_reserve_is_read(tmp_path: Path):
     assert (device.reserve, device.usable) == (0, 1_000_000)
 
 
+HOST = "efficiency = 0.5\n[device.host]\nfrom_host = 4e9\nto_host = 8e9\nboth = 6e9\nlatency = 1e-3\n"
+
+
+def test_link_to_the_host_is_read_and_described(tmp_path: Path):
+    machine = load(written(tmp_path, GOOD.replace("efficiency = 0.5\n", HOST)))
+    host = machine.device.host
+    assert host is not None
+    alone = [host.seconds(kind, 4e9) for kind in ("from_host", "to_host")]
+    assert alone == pytest.approx([1.001, 0.501])
+    # Either way has half of what both reach, at most.
+    assert host.seconds("to_host", 3e9, both=True) == pytest.approx(1.001)
+    assert machine_from(machine.name, described(machine)) == machine
+    assert load(written(tmp_path, GOOD)).device.host is None
+
+
+def test_mixed_kinds_have_the_slowest_link_to_the_host():
+    fast, slow = HostLink(8e9, 8e9, latency=1e-6), HostLink(9e9, 4e9, 7e9, memory=5)
+    device = load("box:1").device
+    kinds = [replace(device, name=name, host=host) for name, host in (("a", fast), ("b", slow))]
+    assert slowest(kinds).host == HostLink(8e9, 4e9, 7e9, 1e-6, 5)
+    assert slowest([*kinds, replace(device, name="c")]).host is None
+
+
 def test_file_is_read(tmp_path: Path):
     machine = load(written(tmp_path, GOOD))
     assert machine.mesh.sizes == (2, 2, 3)
@@ -175,6 +201,13 @@ def test_unknown_machine_is_refused(name: str, message: str):
         ("latency = 1e-6", "latency = -1e-6", "latency is -1e-06; it must be a number from 0"),
         ("latency = 1e-6", "latency = nan", "latency is nan; it must be a number from 0"),
         ("latency = 1e-6", "", "latency is missing"),
+        ("efficiency = 0.5", HOST.replace("4e9", "0"), "device chip: from_host is 0; it must be a number above 0"),
+        ("efficiency = 0.5", HOST.replace("to_host = 8e9", ""), "device chip: to_host is missing"),
+        (
+            "efficiency = 0.5",
+            HOST + "speed = 3",
+            "a host has no field 'speed'; it has from_host, to_host",
+        ),
         ("launch = 0", "launch = -1", "launch is -1; it must be a number from 0"),
         ("launch = 0", 'launch = "0"', "launch is '0'; it must be a number from 0"),
         ("launch = 0", "", "launch is missing"),

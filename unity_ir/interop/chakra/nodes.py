@@ -17,9 +17,11 @@ from itertools import pairwise
 
 from unity_ir.cost.kernels import bytes_of_update, kernel_of_line
 from unity_ir.cost.plan import NORM_BYTES, update_kernel
+from unity_ir.errors import UnityError
 from unity_ir.interop.chakra.calls import NetworkCall, most_messages, network_call
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.host_state import StateCopy, WindowUpdate
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight
 from unity_ir.plan.schedule import Start, Wait, communicates, moves_of, piece_bytes
@@ -100,6 +102,8 @@ class NodeList:
             case UpdateWeight() as update:
                 for task in own:
                     self.update(plan.program, update, name(tasks.labels[task]), int(tasks.ticks[task]))
+            case StateCopy() | WindowUpdate():
+                raise UnityError("chakra: a trace has no copies between a device and its host; leave offload out")
             case None:
                 gradients = (i.grad for i in plan.program.body if isinstance(i, UpdateWeight))
                 self.norm(gradients, int(tasks.ticks[own[0]]))

@@ -27,6 +27,7 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    StateMove,
     TimeStep,
     UpdateWeight,
     makes,
@@ -48,7 +49,7 @@ class DeviceStep:
         self.program, self.dims = program, dims
         self._names = value_names(program)
         self._repeated = repeated_registers(program.body)
-        body = [i for i in program.body if not isinstance(i, UpdateWeight)]
+        body = [i for i in program.body if not isinstance(i, UpdateWeight | StateMove)]
         when = {i: {program.when[r] for r in makes(i)} for i in body}
         for instruction in body:
             # What a loop makes and reads is in it; what all micro-batches read is made before.

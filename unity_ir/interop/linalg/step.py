@@ -17,7 +17,17 @@ from unity_ir.interop.linalg.shardings import WholeStep, grid
 from unity_ir.interop.mesh import mesh_dims
 from unity_ir.interop.names import gradients, value_names
 from unity_ir.machine.model import Machine
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
+from unity_ir.plan.program import (
+    Compute,
+    HaloExchange,
+    Leaf,
+    Program,
+    Register,
+    ReshardMove,
+    StateMove,
+    TimeStep,
+    UpdateWeight,
+)
 
 FORMS = ("annotated", "manual")
 """The forms in which MLIR is given a plan."""
@@ -81,7 +91,7 @@ def step_values(step: LocalStep | WholeStep, given: Mapping[Register, SSAValue])
                     keep(register, value)
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
                 values[result] = step.moved(instruction, values[operand])
-            case UpdateWeight():
+            case UpdateWeight() | StateMove():
                 pass
     return values
 

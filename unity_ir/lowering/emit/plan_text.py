@@ -46,6 +46,7 @@ def plan_text(
     origin: Origin | None = None,
     peaks: Mapping[str, float] = MappingProxyType({}),
     on_host: str | None = None,
+    window: int | None = None,
 ) -> str:
     """
     Return the text of the plan in an emitted program: constants for the mesh, the process groups, and inputs and
@@ -55,7 +56,8 @@ def plan_text(
     the link that each mesh axis crosses. `origin` has the tables and tied names of an imported model's checkpoint
     (None: the model is not imported). `peaks` has the most FLOP/s of all devices together, by element type (empty: the
     program reports no MFU). `on_host` is a text for users: why the host takes part in a step, which therefore cannot be
-    a CUDA graph; None if it can. The weights of repeated layers are one entry.
+    a CUDA graph; None if it can. `window` is how many bytes of the optimizer's state come from the host at once; None
+    if it rests on the devices. The weights of repeated layers are one entry.
     """
     optimizer = program.optimizer
     assert optimizer is not None
@@ -83,6 +85,7 @@ def plan_text(
         f"GROUPS = {tuple(groups)!r}  # mesh axes along which ranks talk",
         f"OPTIMIZER = ({optimizer.name!r}, {dict(optimizer.settings)!r})",
         f"STATE = {optimizer.line.state!r}  # what it keeps of each weight from step to step",
+        *([] if window is None else [f"STATE_WINDOW = {window}  # bytes of it that come from the host at once"]),
         f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
         f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
         f"ON_HOST = {on_host!r}  # why a step needs the host, and is no CUDA graph; None if it does not",

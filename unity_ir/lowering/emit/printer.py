@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from textwrap import indent
 from types import MappingProxyType
 
 from unity_ir.kernels.launchers import launcher
@@ -28,6 +29,7 @@ from unity_ir.lowering.emit.stages_text import NO_FLIGHT, PartWriter, schedule_t
 from unity_ir.lowering.emit.step_text import StepWriter
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
+from unity_ir.plan.host_state import WindowUpdate
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, ReshardMove, UpdateWeight, check_step
@@ -49,6 +51,9 @@ _CAST = """\
 
 _BETWEEN = "\n\n\n"
 """Between top-level definitions."""
+
+KEPT_TABLES = 16
+"""Tables of weights that a program with state at the host keeps beside two for each window."""
 
 NO_FORWARD = "forward = COUNT = None  # emit with evaluate for a forward alone, which --eval-data needs\n"
 """What a program has in place of `forward`."""
@@ -184,10 +189,18 @@ class _Printer:
         kernels: dict[str, str] = {}
         for name, text in (item for each in self.launchers.values() for item in each.kernels.items()):
             assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"
+        window = self.plan.options.window if self.program.state_at_host else None
         parts = [
             self._header(),
             plan_text(
-                self.program, self.reference, tuple(groups), self.links, self.origin, self.peaks, self._on_host()
+                self.program,
+                self.reference,
+                tuple(groups),
+                self.links,
+                self.origin,
+                self.peaks,
+                self._on_host(),
+                window,
             ),
             runtime.text(runtime.BEFORE_KERNELS) if kernels else "",
             "# --- kernels\n\n\n" + _once(_launched(*item) for item in kernels.items()) if kernels else "",
@@ -279,6 +292,8 @@ class _Printer:
             return "halos are exchanged by messages that the host starts"
         if any(isinstance(i, ReshardMove) and i.kind == "ring_shift" for i in self.program.body):
             return "pieces go around a ring by messages that the host starts"
+        if self.program.state_at_host:
+            return "the optimizer's state rests at the host"
         return "the optimizer in PyTorch takes numbers from the host" if self.kernels == "torch" else None
 
     # -- the update
@@ -302,17 +317,29 @@ class _Printer:
         scaled = ["scale=scale"] if optimizer.clip else []
         pieces = "pieces" if cast is None else "pieces and their kept casts"
         what = f"Step `t` of {optimizer.name} (from 1 on) on this rank's {pieces}, in place, at `rate` times its"
+        of_windows = (
+            "    for weights, grads, moments in state_windows(weights, grads, moments):  # from the host, and back\n"
+        )
+        number = sum(isinstance(line, WindowUpdate) for line in self.plan.updates)
         if self.kernels == "torch":
             state = ["*moments[name]"] if optimizer.states else []
             words = ["weight", "grads[name]", *state, *given, "**hyperparameters(name, rate)", *scaled]
-            return (
-                "def update(weights, grads, moments, t, rate=1.0, scale=1.0):\n"
-                f'    """{what}\n    learning rate, by gradients times `scale`."""\n'
+            body = (
                 "    for name, weight in trained(weights).items():\n"
                 f"        {optimizer.name}_torch({', '.join(words)})  # {optimizer.name}\n"
                 + ("" if cast is None else _CAST)
             )
+            return (
+                "def update(weights, grads, moments, t, rate=1.0, scale=1.0):\n"
+                f'    """{what}\n    learning rate, by gradients times `scale`."""\n'
+                + (of_windows + indent(body, "    ") if number else body)
+            )
         words = [*given, "**settings", *scaled]
+        kept = f", kept={2 * number + KEPT_TABLES}" if number else ""
+        body = (
+            f"    for table in weight_tables(weights, grads, moments, block={BLOCK}{kept}):\n"
+            f"        {optimizer.name}(table, numbers)  # {optimizer.name} of all weights\n"
+        )
         return (
             "def update(weights, grads, moments, t, rate=1.0, scale=1.0, live=1.0):\n"
             f'    """\n    {what} learning rate, by\n'
@@ -321,8 +348,7 @@ class _Printer:
             "    settings = settings_of(weights, rate)  # hyperparameters\n"
             f"    made = {optimizer.name}_numbers({', '.join(words)})  # what is the same for all elements\n"
             "    numbers = packed(made, live, settings['lr'])  # what is the same for all elements\n"
-            f"    for table in weight_tables(weights, grads, moments, block={BLOCK}):\n"
-            f"        {optimizer.name}(table, numbers)  # {optimizer.name} of all weights\n"
+            + (of_windows + indent(body, "    ") if number else body)
         )
 
 

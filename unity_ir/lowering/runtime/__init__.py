@@ -32,6 +32,7 @@ PARTS = (
     "weights",
     "recipe",
     "tables",
+    "host",
     "evaluation",
     "checkpoints",
     "watch",
@@ -59,11 +60,12 @@ def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = 
     functions and classes are left out that neither `step` nor a top-level statement of the modules uses, directly or
     through others (those of `PUBLIC`, for scripts that import the program, stay), and so are modules of which none is
     used. If it does not use the class `Flight`, its steps do not overlap, and the statements `if ctx.flight ..` are
-    left out. With `on_host`, for programs whose steps are never a CUDA graph, statements `if ON_HOST is None ..` are
-    left out, and unused functions of `PUBLIC`, too.
+    left out, and without `state_windows` the statements `if STATE_WINDOW ..`. With `on_host`, for programs whose steps
+    are never a CUDA graph, statements `if ON_HOST is None ..` are left out, and unused functions of `PUBLIC`, too.
     """
     overlaps = step is None or "Flight" in _names(ast.parse(step))
-    modules = {part: _module(part, overlaps, not on_host) for part in parts}
+    at_host = step is None or "state_windows" in _names(ast.parse(step))
+    modules = {part: _module(part, overlaps, not on_host, at_host) for part in parts}
     bodies = {part: module.text for part, module in modules.items()}
     if step is not None:
         bodies = _reached(modules, _names(ast.parse(step)) | (frozenset[str]() if on_host else PUBLIC))
@@ -90,9 +92,10 @@ class _Module:
 
 
 @cache
-def _module(part: str, overlaps: bool, graphs: bool) -> _Module:
+def _module(part: str, overlaps: bool, graphs: bool, at_host: bool) -> _Module:
     body = _file(part).split(MARK, 1)[1].strip("\n")
     body = body if overlaps else _without(body, _is_flight)
+    body = body if at_host else _without(body, _is_at_host)
     body = _with_short_docstrings(body if graphs else _without(body, _is_graph))
     lines = body.splitlines()
     functions: list[_Function] = []
@@ -144,6 +147,15 @@ def _is_flight(test: ast.expr) -> bool:
             return True
         case _:
             return False
+
+
+def _is_at_host(test: ast.expr) -> bool:
+    """Return whether a condition is false where state rests on devices: it is `STATE_WINDOW`, and maybe more."""
+    match test:
+        case ast.BoolOp(ast.And(), [first, *_]):
+            return _is_at_host(first)
+        case _:
+            return isinstance(test, ast.Name) and test.id == "STATE_WINDOW"
 
 
 def _is_graph(test: ast.expr) -> bool:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.collectives import _ways
-from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, STATE, WEIGHTS, WORLD
+from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, STATE, STATE_WINDOW, WEIGHTS, WORLD, moments_at_host
 
 # --- copied into the program from here on ---
 
@@ -195,6 +195,8 @@ def trained(weights):
 
 def init_moments(weights):
     """Return {trained weight: tuple of the optimizer's moments, zeros shaped as the weight}; {} if it has none."""
+    if STATE_WINDOW:
+        return moments_at_host(weights)
     return {name: tuple(torch.zeros_like(w) for _ in STATE) for name, w in trained(weights).items()} if STATE else {}
 
 
@@ -204,4 +206,5 @@ def averaged(weights, moments, updates):
     themselves before the first. Frozen ones are as they are.
     """
     at = STATE.index("average")
-    return Weights({n: moments[n][at] if n in moments else w for n, w in weights.items()}) if updates else weights
+    there = {n: moments[n][at].to(w.device) if n in moments else w for n, w in weights.items()}
+    return Weights(there) if updates else weights

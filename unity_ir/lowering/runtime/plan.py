@@ -44,6 +44,7 @@ NAMES: dict[str, str] = {}
 COARSEST = torch.float32
 OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
 STATE: tuple[str, ...] = ()
+STATE_WINDOW = 0
 PARAMETER_GROUPS: tuple[tuple[str, dict[str, float]], ...] = ()
 CLIP = 0.0
 PIPELINE: tuple[int, ...] = ()
@@ -61,6 +62,11 @@ def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     Stand in for a program's step on this rank's pieces `weights` and `batch` by name. It returns (part of the loss,
     {name: gradient of the trained weight}); the dict has the next values of running statistics, too.
     """
+    raise NotImplementedError
+
+
+def moments_at_host(weights: Any) -> dict[str, tuple[torch.Tensor, ...]]:
+    """Stand in for `host.moments_at_host`, which begins with pieces of weights as `pieces.init_moments` has them."""
     raise NotImplementedError
 
 

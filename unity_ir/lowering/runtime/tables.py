@@ -35,12 +35,12 @@ class WeightTable:
     block: int
 
 
-def weight_tables(weights, grads, moments, block):
+def weight_tables(weights, grads, moments, block, kept=16):
     """
     Return a list of WeightTables (where weights are in memory), with each of which one launch updates many weights: one
     for each combination of element types and alignment, in blocks of `block` elements. `weights`, `grads` and `moments`
-    (the optimizer's state) are by name; frozen weights are left out. WeightTables of the last steps are used again if
-    no tensor has moved.
+    (the optimizer's state) are by name; frozen weights are left out. The last `kept` WeightTables are used again if no
+    tensor has moved.
     """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     has_casts = any(spec.cast for spec in WEIGHTS.values())
@@ -59,7 +59,7 @@ def weight_tables(weights, grads, moments, block):
             found.setdefault(alike, (tensors, []))[1].append((*row, group_of[name]))
     made = []
     for (*_, aligned), (examples, given) in found.items():
-        rows, blocks = _placed(tuple(given), block, examples[0].device)
+        rows, blocks = _placed(tuple(given), block, examples[0].device, kept)
         made.append(WeightTable(rows, blocks, examples, aligned, block))
     LAST[:] = [(table.rows, table.blocks) for table in made]
     return made
@@ -88,11 +88,14 @@ def reserve_tables():
         RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
 
 
-def _placed(rows, block, device):
-    """Return `rows` and `blocks` of a WeightTable on the device, made once for several steps if nothing moves."""
+def _placed(rows, block, device, kept):
+    """
+    Return `rows` and `blocks` of a WeightTable on the device, made once for several steps if nothing moves; `kept` are
+    there at most.
+    """
     key = rows, block, device
     if key not in PLACED:
-        while len(PLACED) >= 16:
+        while len(PLACED) >= kept:
             del PLACED[next(iter(PLACED))]
         PLACED[key] = _tensors(rows, block, device)
     return PLACED[key]

@@ -30,6 +30,7 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    StateMove,
     TimeStep,
     UpdateWeight,
     makers_of,
@@ -216,7 +217,7 @@ class _Parts:
                 return True
             case TimeStep(_, _, "reuse"):
                 return True
-            case UpdateWeight():
+            case UpdateWeight() | StateMove():
                 return False
             case _:
                 if _is_retype(instruction):
@@ -309,7 +310,7 @@ class _Parts:
 
     def _check_alike(self, instruction: Instruction) -> None:
         """Check that what every stage does by itself reads nothing that only some stages have."""
-        if isinstance(instruction, Leaf | UpdateWeight | TimeStep) or _is_retype(instruction):
+        if isinstance(instruction, Leaf | UpdateWeight | StateMove | TimeStep) or _is_retype(instruction):
             return
         read = next((self.part[r] for r in self._behind(instruction) if self.part[r][1] is not None), None)
         if read is not None:

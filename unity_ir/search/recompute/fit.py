@@ -74,7 +74,7 @@ def with_recompute_and_pieces(
 
     if pieces is not None:
         return with_pieces(pieces)
-    need, limit = _need(step, of_step, optimizer), machine.device.usable
+    need, limit = bytes_needed(step, of_step, optimizer), machine.device.usable
     if kind in ("none", "auto") and need(plan) <= limit:
         return plan
     alone, best = with_pieces(1), 1
@@ -111,7 +111,7 @@ def _same(plan: Graph) -> Graph:
     return plan
 
 
-def _need(
+def bytes_needed(
     whole: Callable[[Graph], Graph], machine: Machine, optimizer: Optimizer, quick: bool = False
 ) -> Callable[[Graph], int]:
     """
@@ -181,7 +181,7 @@ def _fitting(
 ) -> Graph:
     """Return the plan with the least recompute that fits a device; with that of the least peak, if none does."""
     limit = machine.device.usable
-    need = _need(whole, on or machine, optimizer, quick=True)
+    need = bytes_needed(whole, on or machine, optimizer, quick=True)
     if need(plan) <= limit:
         return plan
     alone = cost(plan, machine, optimizer)

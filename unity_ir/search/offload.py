@@ -1,0 +1,70 @@
+"""
+Keep the optimizer's state in the memory of the host, as asked for; by itself (`auto`) where memory is short, and that
+costs less than recompute (ZeRO-Offload, Ren et al., 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import OFFLOADS, Graph
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.recompute import not_kept
+from unity_ir.search.recompute.fit import bytes_needed, without_recompute
+from unity_ir.simulate.report import as_emitted
+
+AUTO = "auto"
+
+KINDS = (*OFFLOADS, AUTO)
+
+
+def check_offload(given: str) -> None:
+    """Raise `UnityError` for another kind of offload than those of `KINDS`."""
+    if given not in KINDS:
+        raise UnityError(f"search: offload is {given!a}; it must be one of {', '.join(KINDS)}")
+
+
+def may_offload(machine: Machine, optimizer: Optimizer) -> bool:
+    """Return whether there is state to offload, and a link over which it can go."""
+    return machine.device.host is not None and optimizer.states > 0
+
+
+def least_seconds(
+    found: Graph,
+    plan: Graph,
+    fitted: Callable[[Graph], Graph],
+    whole: Callable[[Graph], Graph],
+    machine: Machine,
+    optimizer: Optimizer,
+) -> Graph:
+    """
+    Return `found`, a plan with as much recompute as makes it fit, or the same layouts with the optimizer's state at the
+    host, if they fit and simulate faster, or if `found` does not fit and they need less.
+
+    `plan` is the plan without that recompute, `fitted(plan)` adds as much of it as a plan needs, and `whole(plan)`
+    returns the step of a plan of one micro-batch. A plan that fits without recompute is returned as it is.
+    """
+    limit = machine.device.usable
+    need = bytes_needed(whole, machine, optimizer)
+    fits = need(found) <= limit
+    if fits and not not_kept(found) and found.loss_pieces == plan.loss_pieces:
+        return found
+    try:
+        other = fitted(replace(without_recompute(plan), offload="state"))
+        least = need(other)
+    except UnityError:
+        return found  # the host has less memory than that takes
+    if least > limit:
+        return found if fits or need(found) <= least else other
+    return (
+        other
+        if not fits or _seconds(whole(other), machine, optimizer) < _seconds(whole(found), machine, optimizer)
+        else found
+    )
+
+
+def _seconds(step: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    return as_emitted(step, machine, optimizer)[0]
