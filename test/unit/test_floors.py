@@ -82,7 +82,7 @@ ROOMS = {
         {"joint", "baselines", "tofu", "flexflow", "unity"},
         {"memory"},
         {"bounds", "recompute", "result"},
-        {"choose", "strategy", "pipeline"},
+        {"choose", "strategy", "pipeline", "offload"},
         {"strategies", "in_time", "throughput"},
         {"run", "explain"},
         {"with_stages"},

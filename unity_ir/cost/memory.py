@@ -31,8 +31,18 @@ def leaf_bytes(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
     (`Node.master`), and its cast to the type in which it is computed with, if that is another; the cast is kept from
     step to step (`plan.kept_casts`). Other leaves count only themselves and such a cast.
     """
-    tensors = 2 + optimizer.held_states if leaf.op == "weight" and updated else 1
+    tensors = 1
+    if leaf.op == "weight" and updated:
+        tensors = 2 + optimizer.held_states - is_master_at_host(leaf, optimizer)
     return tensors * ELEMENT_BYTES[leaf.master] + cast_bytes(leaf)
+
+
+def is_master_at_host(weight: Node, optimizer: Optimizer) -> bool:
+    """
+    Return whether a trained weight rests in the memory of the host with the optimizer's state: devices compute with its
+    cast, and read it in its update alone.
+    """
+    return optimizer.at_host and cast_bytes(weight) > 0
 
 
 def cast_bytes(leaf: Node) -> int:
@@ -75,7 +85,8 @@ def held(
             found.add("activations", whole * elements * ELEMENT_BYTES[value.type.dtype], layout)
             continue
         size = elements * ELEMENT_BYTES[value.node.master]
-        found.add("weights", size + elements * cast_bytes(value.node), layout)
+        own = 0 if value.node in updated and is_master_at_host(value.node, optimizer) else size
+        found.add("weights", own + elements * cast_bytes(value.node), layout)
         if value.node in updated:
             found.add("gradients", size, layout)
             found.add("optimizer state", optimizer.held_states * size, layout)

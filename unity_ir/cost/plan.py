@@ -13,14 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
-from rich.filesize import decimal
-
 from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.keeps import Keeps
-from unity_ir.cost.memory import cast_bytes, held
+from unity_ir.cost.memory import cast_bytes, held, is_master_at_host
 from unity_ir.cost.time import Kernel, is_measured, seconds
 from unity_ir.cost.work import Work, work_of
-from unity_ir.errors import UnityError
 from unity_ir.machine.device import COPIES, Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
@@ -158,8 +155,17 @@ class PlanCost:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held at the end of the forward on the device that holds most."""
-        return sum(self.memory.values())
+        """
+        Bytes held at the end of the forward on the device that holds most, with those at the host for which that has no
+        room (`host_shortage`).
+        """
+        return sum(self.memory.values()) + self.host_shortage
+
+    @property
+    def host_shortage(self) -> int:
+        """Bytes that the device which holds most has at the host beyond the memory of that."""
+        link = self.machine.device.host
+        return max(self.at_host - link.memory, 0) if link is not None and link.memory else 0
 
 
 def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Reshard]:
@@ -272,9 +278,8 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     left = [r for r in between if _root(r.value).node not in part]
     memory = _held(graph, placement, again | part.keys(), weights, left, optimizer)
     at_host = optimizer.states * memory["gradients"] if optimizer.at_host else 0
-    if at_host and 0 < machine.host_link.memory < at_host:
-        has = f"{machine.name} has {decimal(machine.host_link.memory)}"
-        raise UnityError(f"offload: the state takes {decimal(at_host)} of the host for each device, and {has}; {_LESS}")
+    if any(is_master_at_host(node, optimizer) for node in weights):
+        at_host += memory["gradients"]
     return PlanCost(
         machine,
         placement,
@@ -286,9 +291,6 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
         at_host=at_host,
         additions=_additions(graph, part, with_gradient, machine),
     )
-
-
-_LESS = "use more devices, or leave offload out"
 
 
 def _around_rings(found: Sequence[Reshard], graph: Graph, placement: Placement) -> list[Reshard]:
@@ -445,7 +447,8 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
     found = update_seconds(elements, moved, weight.master, optimizer, machine.device)
     if not optimizer.at_host:
         return found
-    copied = (optimizer.states * size / machine.host_link.bandwidth(kind, both=True) for kind in COPIES)
+    tensors = optimizer.states + is_master_at_host(weight, optimizer)
+    copied = (tensors * size / machine.host_link.bandwidth(kind, both=True) for kind in COPIES)
     return max(found, *copied)
 
 

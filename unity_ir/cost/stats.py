@@ -99,7 +99,8 @@ def head(
     held = ", ".join(f"{what} {bytes_text(size)}" for what, size in plan.memory.items())
     console.print(f"  memory         {bytes_text(plan.memory_bytes)} per device: {held}")
     if plan.at_host:
-        console.print(f"  host           {bytes_text(plan.at_host)} of its memory per device: optimizer state")
+        said = "of its memory per device: optimizer state, and weights of which devices hold casts"
+        console.print(f"  host           {bytes_text(plan.at_host)} {said}", soft_wrap=True)
     if simulated is not None:
         console.print(f"  peak           {bytes_text(simulated.peak)} per device at once, overlapped")
         counts = f"{_count(simulated.launches, 'kernel')}, {_count(simulated.collectives, 'collective')}"

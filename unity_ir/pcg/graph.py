@@ -563,10 +563,10 @@ OFFLOADS = ("none", "state")
 def optimizer_of_step(graph: Graph, optimizer: Optimizer | None = None) -> Optimizer:
     """
     Return the optimizer that a graph names, or else `optimizer` (None: the default one), with its state at the host if
-    that is what the graph says.
+    that is what the graph says. Raises `UnityError` if it keeps none then.
     """
     found = graph.optimizer or optimizer or Optimizer()
-    return replace(found, at_host=True) if graph.offload == "state" and not found.at_host else found
+    return found.offloaded if graph.offload == "state" else found
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, nan
 from typing import Any
 
@@ -81,6 +81,13 @@ class Optimizer:
     def held_states(self) -> int:
         """The number of state tensors per weight that devices hold throughout a step; 0 if they rest at the host."""
         return 0 if self.at_host else self.states
+
+    @property
+    def offloaded(self) -> Optimizer:
+        """The same optimizer with its state at the host. Raises `UnityError` if it keeps none."""
+        if not self.states:
+            raise UnityError(f"offload: {self.name} keeps no state that could rest at the host; leave offload out")
+        return replace(self, at_host=True)
 
     @property
     def settings(self) -> Mapping[str, float]:

@@ -1,6 +1,7 @@
 """
 Order the update of weights whose optimizer state rests in the memory of the host (Ren et al., 2021, ZeRO-Offload; here
-the device updates, as its memory is ten times as fast as the host's).
+the device updates, as its memory is ten times as fast as the host's). Weights of which devices hold casts rest there,
+too, and are part of the state.
 
 State is copied in windows of about `WINDOW_BYTES`, each of which is a few weights or a part of one, through `SLOTS`
 buffers on the device:
@@ -119,6 +120,7 @@ def windows(
 
 
 def state_bytes(program: Program, part: StatePart) -> int:
-    """Return the bytes of the optimizer's state of a part of a weight."""
+    """Return the bytes of the optimizer's state of a part of a weight, and of that itself if it rests at the host."""
     assert program.optimizer is not None
-    return program.optimizer.states * part.size * ELEMENT_BYTES[program.tensors[part.weight].dtype]
+    tensors = program.optimizer.states + (part.weight in program.at_host)
+    return tensors * part.size * ELEMENT_BYTES[program.tensors[part.weight].dtype]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.graph import Graph, Node, Value, topological
+from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step, topological
 from unity_ir.pcg.loss_part import head
 from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import Move, group_role
@@ -107,7 +107,7 @@ class _Lowering:
             master = self.masters.get(update.weight)
             weight = self._at(update.weight, layout) if master is None else master
             own = UpdateWeight(weight, self._at(update.grad, layout))
-            is_at_host = self.graph.offload == "state"
+            is_at_host = optimizer_of_step(self.graph).at_host
             updates += [StateMove(weight, "from_host"), own, StateMove(weight, "to_host")] if is_at_host else [own]
         made = makers_of(self.body)
         outputs = tuple(self._output(v, made) for v in self.graph.outputs)

@@ -463,7 +463,9 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     """
     options = options or DEFAULT
     if not options.eager:
-        program = with_kept_casts(program, gathers_cast=options.kernels == "triton" and options.fuse)
+        # Of weights at the host, devices need the casts.
+        gathers_cast = options.kernels == "triton" and options.fuse and not program.state_at_host
+        program = with_kept_casts(program, gathers_cast)
     if program.ring_attention:
         program = with_rings(program)
     if options.kernels == "triton":

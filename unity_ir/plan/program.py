@@ -427,6 +427,15 @@ class Program:
         """The weights whose optimizer state rests in the memory of the host."""
         return frozenset(i.weight for i in self.body if isinstance(i, StateMove))
 
+    @cached_property
+    def at_host(self) -> frozenset[Register]:
+        """The weights that rest there with their state: devices read their kept casts, and them in updates alone."""
+        read = {r for i in self.body if not isinstance(i, UpdateWeight) for r in reads(i)} | {*self.outputs}
+        updates = (i for i in self.body if isinstance(i, UpdateWeight))
+        return frozenset(
+            i.weight for i in updates if i.cast is not None and i.weight in self.state_at_host and i.weight not in read
+        )
+
     @property
     def returned(self) -> tuple[Register, ...]:
         """

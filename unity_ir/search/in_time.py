@@ -22,7 +22,7 @@ from unity_ir.pcg.micro_batches import in_micro_batches
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.plan import plan_graph
-from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.memory.lagrangian import Refused, needed
 from unity_ir.search.pipeline.staged import Stages, staged
 from unity_ir.search.result import SearchResult
 from unity_ir.simulate.report import as_emitted
@@ -105,7 +105,15 @@ def in_time(
         return _rank(plan, machine, optimizer)
 
     reserve = _gradients(small) // part.devices if is_searched else 0
-    best, need = whole(search(_with_less(part, reserve)))
+    try:
+        found = search(_with_less(part, reserve))
+    except Refused as refused:
+        # Kernels may add to the sums of gradients in place, so that a micro-batch needs none of its own.
+        try:
+            found = search(part)
+        except UnityError:
+            raise refused from None
+    best, need = whole(found)
     for _ in range(TRIES):
         if need <= machine.device.usable or not is_searched:
             break

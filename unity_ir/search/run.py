@@ -27,7 +27,7 @@ from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
-from unity_ir.search.memory.lagrangian import MORE, needed, shortage_text, size_text
+from unity_ir.search.memory.lagrangian import MORE, Refused, needed, shortage_text, size_text
 from unity_ir.search.offload import AUTO, check_offload, least_seconds, may_offload
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
@@ -90,27 +90,54 @@ def run(
     cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
     plan that does not fit the machine's memory.
     """
+    offloaded = _offload(strategy, offload, stages)
+    given = strategy, optimizer, options, progress, budget, micro_batches, recompute, loss_pieces, stages
+    try:
+        return _run(graph, machine, *given, offloaded)
+    except (DoesNotFit, Refused):
+        found = optimizer or graph.optimizer or Optimizer()
+        if offloaded == AUTO and stages is None and may_offload(machine, found):
+            # With all state at the host, other layouts may fit.
+            with suppress(UnityError):
+                return _run(graph, machine, *given, "state")
+        raise
+
+
+def _run(
+    graph: Graph,
+    machine: Machine,
+    strategy: str,
+    optimizer: Optimizer | None,
+    options: Mapping[str, OptionValue] | None,
+    progress: Progress | None,
+    budget: Budget | None,
+    micro_batches: int,
+    recompute: str | None,
+    loss_pieces: str | None,
+    stages: Stages | None,
+    offloaded: str,
+) -> SearchResult:
+    """Search as `run` does, with a kind of offload, one of `search.offload.KINDS`, for the layouts found alone."""
     chosen = strategy_named(strategy)
     if stages is not None:
         if micro_batches == 1:
             raise UnityError("search: stages of a pipeline run micro-batches; give micro_batches, 2 or more")
         stages.rank_of(micro_batches)
     kind, pieces = recompute_kind(strategy, recompute), _pieces(strategy, loss_pieces)
-    offloaded = _offload(strategy, offload, stages)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
     given = optimizer or graph.optimizer
     optimizer = given or Optimizer()
     if offloaded == "state":
         _ = machine.host_link
-        optimizer = replace(optimizer, at_host=optimizer.states > 0)
+        optimizer = optimizer.offloaded
     is_open = offloaded == AUTO and stages is None and may_offload(machine, optimizer)
     start = perf_counter()
-    serial = replace(erase(graph), offload="state" if optimizer.at_host else "none")
+    serial = replace(erase(graph), offload="state" if offloaded == "state" else "none")
     dims: Mapping[str, int] = sample_dims(serial) if micro_batches != 1 else {}
     if micro_batches != 1:
         serial = micro_batch(serial, dims, micro_batches)
-    whole_budget, budget = budget, budget or Budget()
+    budget = budget or Budget()
     own = make_options(chosen, options or {})
 
     def search(machine: Machine) -> SearchResult:
@@ -168,15 +195,13 @@ def run(
             )
         result = replace(result, budget=budget)
     need = needed(result.graph, result.cost, optimizer)
-    if need > machine.device.usable and is_open:
-        # With all state at the host, other layouts may fit.
-        with suppress(UnityError):
-            asked = strategy, optimizer, options, progress, whole_budget, micro_batches, recompute, loss_pieces
-            found = run(graph, machine, *asked, offload="state")
-            return replace(found, graph=replace(found.graph, optimizer=given), seconds=perf_counter() - start)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
+    if result.cost.host_shortage:
+        said = f"offload: the state takes {size_text(result.cost.at_host)} of the host for each device, and "
+        said += f"{machine.name} has {size_text(machine.host_link.memory)}; use more devices, or leave offload out"
+        raise DoesNotFit(said, result, machine)
     if need > machine.device.usable:
         is_whole = kind == "auto" or micro_batches > 1
         advice = "" if is_whole else _with_recompute(result.graph, need, pieces, machine, optimizer)

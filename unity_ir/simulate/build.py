@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from unity_ir.cost.keeps import Keeps
-from unity_ir.cost.memory import cast_bytes
+from unity_ir.cost.memory import cast_bytes, is_master_at_host
 from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step, topological
@@ -342,7 +342,10 @@ class _Builder:
         for value, layout in layouts.items():
             if value.node.is_leaf:
                 master = ELEMENT_BYTES[value.node.master]
-                each = cast_bytes(value.node) + master * (1 + (self.optimizer.held_states if value in updated else 0))
+                tensors = 1
+                if value in updated:
+                    tensors += self.optimizer.held_states - is_master_at_host(value.node, self.optimizer)
+                each = cast_bytes(value.node) + master * tensors
                 for k in self.streams.where(layout):
                     always[k] += each * _piece_elements(value, layout, self.plan.placement.mesh.sizes)
         kept = [(size, self.uses[b]) for b, size in self.sizes.items() if self.uses.get(b)]

@@ -28,6 +28,7 @@ from unity_ir.cost.plan import norm_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Layout
+from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.collective_calls import bucket_move
 from unity_ir.plan.copies import Copies
 from unity_ir.plan.deadlock import register_names
@@ -362,7 +363,7 @@ class _Replay:
         whole = {i.weight: i for i in program.body if isinstance(i, UpdateWeight)}
         for part in update.parts:
             own, tensor = whole[part.weight], program.tensors[part.weight]
-            share = state_bytes(program, part) / (optimizer.states * program.bytes[part.weight])
+            share = part.size * ELEMENT_BYTES[tensor.dtype] / program.bytes[part.weight]
             seconds = share * seconds_of_update(program, own, optimizer, machine.device)
             label = Label(UPDATE, optimizer.name, self.names[part.weight], tensor)
             done = [
@@ -422,7 +423,7 @@ class _Replay:
             # Held by the step, as what a part adds to is; sums over devices in place are in its memory.
             leaves |= self.kept | (program.started & self.plan.in_place)
             leaves -= self.summed.keys() if is_last else set()
-        for register in leaves if program.part_of is None else ():
+        for register in leaves - program.at_host if program.part_of is None else ():
             states = optimizer.states if register in updated and register not in program.state_at_host else 0
             for k in self.streams.where(self._layout(register)):
                 always[k] += leaf_bytes(program, register, states)

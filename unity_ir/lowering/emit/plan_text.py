@@ -33,6 +33,7 @@ class Spec:
     time: int | None = None  # dim along which micro-batches divide it
     cast: torch.dtype | None = None  # of a weight: in which type its cast is kept from step to step
     frozen: bool = False  # a weight that is not trained: without gradient, update and moments
+    at_host: bool = False  # of a weight: whether it rests in the memory of the host
 
 
 '''
@@ -72,7 +73,10 @@ def plan_text(
     leaves = sorted(((leaf.name, leaf.result) for leaf in program.leaves("weight")), key=lambda leaf: order[leaf[0]])
     casts = {leaf.name: program.tensors[leaf.result].dtype for leaf in program.leaves("cast")}
     frozen = {node.name for node in reference.weights() if not node.is_trained}
-    weights = [(n, spec_text(program, i, cast=casts.get(n), frozen=n in frozen)) for n, i in leaves]
+    weights = [
+        (n, spec_text(program, i, cast=casts.get(n), frozen=n in frozen, at_host=i in program.at_host))
+        for n, i in leaves
+    ]
     kept = {each.leaf.name: each.initial for each in program.running if each is not None}
     tables = tables_of(program, origin)
     head = [
@@ -120,12 +124,17 @@ def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
 
 
 def spec_text(
-    program: Program, register: Register, below: int | None = None, cast: str | None = None, frozen: bool = False
+    program: Program,
+    register: Register,
+    below: int | None = None,
+    cast: str | None = None,
+    frozen: bool = False,
+    at_host: bool = False,
 ) -> str:
     """
     Return the text of the call `Spec(..)` that describes a register's whole shape, element type and layout. If `below`
     is given, the register has integers less than it. `cast` is the element type of a weight's kept cast, None if it has
-    none; `frozen` says that a weight is not trained.
+    none; `frozen` says that a weight is not trained, `at_host` that it rests in the memory of the host.
     """
     tensor = program.tensors[register]
     roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout[: program.axes])
@@ -133,7 +142,7 @@ def spec_text(
     if program.micro_batches > 1 and is_shard(time := tensor.layout[-1]):
         extra += f", time={time}"
     extra += "" if cast is None else f", cast={TORCH_DTYPES[cast]}"
-    extra += ", frozen=True" if frozen else ""
+    extra += (", frozen=True" if frozen else "") + (", at_host=True" if at_host else "")
     return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
 
 

@@ -345,7 +345,7 @@ class _Printer:
             f'    """\n    {what} learning rate, by\n'
             "    gradients times `scale`; none where `live` is 0. These may be tensors on the device.\n"
             '    """\n'
-            "    settings = settings_of(weights, rate)  # hyperparameters\n"
+            f"    settings = settings_of({'grads' if number else 'weights'}, rate)  # hyperparameters\n"
             f"    made = {optimizer.name}_numbers({', '.join(words)})  # what is the same for all elements\n"
             "    numbers = packed(made, live, settings['lr'])  # what is the same for all elements\n"
             + (of_windows + indent(body, "    ") if number else body)

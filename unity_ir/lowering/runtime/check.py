@@ -147,7 +147,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         """Return the weights and each of the moments, whole, and how far copies of them are apart."""
         own = [
             (weights, WEIGHTS),
-            *(({n: moments[n][k].to(ctx.device) for n in moments}, updated) for k in range(len(STATE))),
+            *(({n: moments[n][k] for n in moments}, updated) for k in range(len(STATE))),
         ]
         return [wholes(ctx, {n: part.get(n) for n in specs}, specs) for part, specs in own]
 
@@ -216,7 +216,7 @@ def wrong_casts(ctx, when, weights):
 
 
 def _is_cast(cast, weight):
-    wanted = weight.to(cast.dtype)
+    wanted = weight.to(cast.device, cast.dtype)
     return bool(((cast == wanted) | (cast.isnan() & wanted.isnan())).all())
 
 
@@ -372,7 +372,7 @@ def check_update(ctx, weights):
         # float32 rounds least, so small errors show; the weight's own type is what the program uses.
         for dtype in dict.fromkeys((torch.float32, weight.dtype)):
             for t in STEPS if number < 2 else STEPS[number % len(STEPS) :][:1]:
-                p, g, *moments = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, weight.device))
+                p, g, *moments = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, ctx.device))
                 moments = moments[: len(STATE)]
                 before = [x.double() for x in (p, *moments)]
                 after = [x.clone().contiguous() for x in (p, *moments)]
@@ -382,12 +382,12 @@ def check_update(ctx, weights):
                 if not all(_is_cast(cast, after[0]) for cast in own.casts.values()):
                     wrong.append(f"the update of {name} at step {t}: its kept cast is not that of it")
                 wrong.append(compare_update(f"the update of {name} at step {t}", name, t, before, scale * g, after))
-    wrong += [f"the decay of weight {n} is {d:.6g} of it instead of {w:.6g}" for n, d, w in _decays(weights)]
+    wrong += [f"the decay of weight {n} is {d:.6g} of it instead of {w:.6g}" for n, d, w in _decays(ctx, weights)]
     said = from_all([line for line in wrong if line])
     return list(dict.fromkeys(line for lines in said for line in lines))[:8]
 
 
-def _decays(weights):
+def _decays(ctx, weights):
     """
     Yield a weight's name, decay and lr * weight_decay if these differ, of a weight with each hyperparameters: on the
     mean of many elements, as one may round off.
@@ -396,7 +396,7 @@ def _decays(weights):
         return
     alike = {tuple(hyperparameters(name).items()): name for name in reversed(list(trained(weights)))}
     for name in alike.values():
-        p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weights[name].device)[:-1]
+        p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=ctx.device)[:-1]
         after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)
         update(Weights({name: after}), {name: still}, {name: (still.clone(), one, one.clone())[: len(STATE)]}, 2)
         settings = hyperparameters(name)

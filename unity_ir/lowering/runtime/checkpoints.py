@@ -58,27 +58,27 @@ def state_dict(ctx, weights, moments, record=None):
 
     # Every rank makes the mesh of every part of the machine to which weights are pinned, in one order.
     ranks = torch.arange(WORLD).reshape(MESH or (1,))
-    meshes, at_host = {}, {}
+    meshes = {}
     for pinned in dict.fromkeys(pins(spec) for spec in WEIGHTS.values()):
         held = ranks
         for axis, coordinate in pinned:
             held = held.narrow(axis, coordinate, 1)
         names = tuple(f"axis{i}" for i in range(held.dim()))
-        meshes[pinned] = DeviceMesh(ctx.device.type, held, mesh_dim_names=names)
+        meshes[ctx.device.type, pinned] = DeviceMesh(ctx.device.type, held, mesh_dim_names=names)
         if STATE_WINDOW and ctx.device.type == "cuda":
-            at_host[pinned] = DeviceMesh("cpu", held, mesh_dim_names=names)
+            meshes["cpu", pinned] = DeviceMesh("cpu", held, mesh_dim_names=names)
             torch.cuda.synchronize(ctx.device)  # what goes to the host must be there
 
-    def dtensor(local, spec, meshes=meshes):
+    def dtensor(local, spec):
         places = [Shard(r) if isinstance(r, int) else Replicate() for r in spec.roles] or [Replicate()]
-        return DTensor.from_local(local, meshes[pins(spec)], places, run_check=False)
+        return DTensor.from_local(local, meshes[local.device.type, pins(spec)], places, run_check=False)
 
     state = {f"weights.{n}": dtensor(w, WEIGHTS[n]) for n, w in weights.items()}
     if ctx.flight and (record is None or record["hyperparameters"].get("gradient_delay")):  # those of one step ago
         state.update({f"older.{n}": dtensor(w, WEIGHTS[n]) for n, w in ctx.flight.older(weights).items()})
     for n, pair in moments.items():
         there = [k for k, kind in enumerate(STATE) if kind != "average" or _has_average(record)]
-        state.update({f"moments.{k}.{n}": dtensor(pair[k], WEIGHTS[n], at_host or meshes) for k in there})
+        state.update({f"moments.{k}.{n}": dtensor(pair[k], WEIGHTS[n]) for k in there})
     return state
 
 

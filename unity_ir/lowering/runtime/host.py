@@ -8,7 +8,7 @@ import math
 import torch
 
 from unity_ir.lowering.runtime.pieces import Weights, trained
-from unity_ir.lowering.runtime.plan import STATE, STATE_WINDOW
+from unity_ir.lowering.runtime.plan import STATE, STATE_WINDOW, WEIGHTS
 
 # --- copied into the program from here on ---
 
@@ -86,9 +86,18 @@ class HostMemory:
         return block[used : used + like.numel() * like.element_size()].view(like.dtype).view(like.shape)
 
 
+def weights_at_host(weights):
+    """Move those of the Weights to the memory of the host that rest there, in place; return them."""
+    memory = HostMemory(any(weight.is_cuda for weight in weights.values()))
+    for name, weight in weights.items():
+        if WEIGHTS[name].at_host:
+            weights[name] = memory.zeros(weight).copy_(weight)
+    return weights
+
+
 def moments_at_host(weights):
     """Return what `init_moments` does, in the memory of the host."""
-    memory = HostMemory(any(weight.is_cuda for weight in weights.values()))
+    memory = HostMemory(any(x.is_cuda for x in (*weights.values(), *weights.casts.values())))
     return {name: tuple(memory.zeros(weight) for _ in STATE) for name, weight in trained(weights).items()}
 
 
@@ -122,12 +131,13 @@ def state_windows(weights, grads, moments):
     own = trained(weights)
     if not own:
         return
-    device = next(iter(own.values())).device
+    device = grads[next(iter(own))].device
     from_host, to_host = copy_streams(device)
     sizes = {name: weight.numel() for name, weight in own.items()}
-    each = {name: sum(x.element_size() for x in moments[name]) for name in own}
+    rest = {name: (*([own[name]] if WEIGHTS[name].at_host else []), *moments[name]) for name in own}
+    each = {name: sum(x.element_size() for x in rest[name]) for name in own}
     parts = windows(sizes, each, STATE_WINDOW)
-    slots = [Slot(device, max(map(_slot_bytes(moments), parts), default=0)) for _ in range(min(SLOTS, len(parts)))]
+    slots = [Slot(device, max(map(_slot_bytes(rest), parts))) for _ in range(min(SLOTS, len(parts)))]
     if from_host is not None:
         from_host.wait_stream(torch.cuda.current_stream())  # kernels may have used the slots' memory
     there, arriving, leaving = {}, {}, {}
@@ -135,7 +145,7 @@ def state_windows(weights, grads, moments):
         if number < len(parts):
             if number >= SLOTS:
                 leaving.pop(number - SLOTS).wait(from_host)
-            rests = [m.view(-1)[begin:end] for name, begin, end in parts[number] for m in moments[name]]
+            rests = [x.view(-1)[begin:end] for name, begin, end in parts[number] for x in rest[name]]
             here = slots[number % SLOTS].like(rests)
             there[number] = here, rests
             arriving[number] = HostCopy(here, rests, from_host)
@@ -172,9 +182,9 @@ def aligned(size):
     return math.ceil(size / 256) * 256
 
 
-def _slot_bytes(moments):
+def _slot_bytes(rest):
     return lambda parts: sum(
-        aligned((end - begin) * m.element_size()) for name, begin, end in parts for m in moments[name]
+        aligned((end - begin) * x.element_size()) for name, begin, end in parts for x in rest[name]
     )
 
 
@@ -185,10 +195,13 @@ def _window(parts, weights, grads, here):
         return x.view(-1)[begin:end]
 
     own = Weights({})
-    own.update({name: flat(weights[name], *at) for name, *at in parts})
+    kept = {}
+    for name, *at in parts:
+        own[name] = next(here) if WEIGHTS[name].at_host else flat(weights[name], *at)
+        kept[name] = tuple(next(here) for _ in STATE)
     own.casts.update({name: flat(weights.casts[name], *at) for name, *at in parts if name in weights.casts})
     return (
         own,
         {name: flat(grads[name].contiguous(), *at) for name, *at in parts},
-        {name: tuple(next(here) for _ in STATE) for name, *_ in parts},
+        kept,
     )

@@ -11,7 +11,16 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.collectives import _ways
-from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, STATE, STATE_WINDOW, WEIGHTS, WORLD, moments_at_host
+from unity_ir.lowering.runtime.plan import (
+    MESH,
+    MICRO_BATCHES,
+    STATE,
+    STATE_WINDOW,
+    WEIGHTS,
+    WORLD,
+    moments_at_host,
+    weights_at_host,
+)
 
 # --- copied into the program from here on ---
 
@@ -77,7 +86,7 @@ def wholes(ctx, parts, specs):
     Return {name: what `whole` returns} for dicts of pieces and of Specs by name, by one all-gather for each 2^24
     elements or so. All ranks call it.
     """
-    own = {n: _placeholder(ctx, specs[n]) if p is None else p for n, p in parts.items()}
+    own = {n: _placeholder(ctx, specs[n]) if p is None else p.to(ctx.device) for n, p in parts.items()}
     ends = dict(zip(own, itertools.accumulate(p.numel() for p in own.values())))
     found = {}
     for _, together in itertools.groupby(own, lambda n: (own[n].dtype, ends[n] >> 24)):
@@ -163,12 +172,14 @@ class Weights(dict):
     """
     This rank's pieces of weights by full name. For weights whose Spec has a type `cast`, `casts` has copies in that
     type by name, which are kept from step to step. An update writes both; after any other write call `renew_casts`.
+    They are on the devices of the dict `like` of such copies, or else on those of the weights.
     """
 
-    def __init__(self, weights):
+    def __init__(self, weights, like={}):
         super().__init__(weights)
         kept = {name: WEIGHTS[name].cast for name in self if WEIGHTS[name].cast}
-        self.casts = {name: torch.empty_like(self[name], dtype=dtype) for name, dtype in kept.items()}
+        on = {**self, **like}
+        self.casts = {n: torch.empty_like(self[n], dtype=d, device=on[n].device) for n, d in kept.items()}
         self.renew_casts()
 
     def renew_casts(self):
@@ -183,9 +194,11 @@ def init_weights(ctx, seed=0):
     (`initial`); weights pinned to other ranks are left out.
     """
     here = {name: spec for name, spec in WEIGHTS.items() if ctx.at(pins(spec))}
-    if ctx.device.type == "cuda":
-        return Weights({name: own_initial(ctx, name, spec, seed) for name, spec in here.items()})
-    return Weights({name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()})
+    is_own = ctx.device.type == "cuda"
+    made = {n: own_initial(ctx, n, s, seed) if is_own else piece(ctx, initial(n, s, seed), s) for n, s in here.items()}
+    if STATE_WINDOW:
+        return weights_at_host(Weights(made))
+    return Weights(made)
 
 
 def trained(weights):
@@ -207,4 +220,4 @@ def averaged(weights, moments, updates):
     """
     at = STATE.index("average")
     there = {n: moments[n][at].to(w.device) if n in moments else w for n, w in weights.items()}
-    return Weights(there) if updates else weights
+    return Weights(there, weights.casts) if updates else weights

@@ -16,6 +16,7 @@ class Spec:
     `roles` has what each mesh axis does: the number of the dim that it shards, or "copy", "sum", "repeat", "at i" (only
     ranks at coordinate i hold it). Integers are from 0 to `below` - 1 (None: any). `time` is the dim that micro-batches
     divide, `cast` the element type of a weight's kept cast; None if there is none. A `frozen` weight is not trained.
+    One `at_host` rests in the memory of the host.
     """
 
     shape: tuple[int, ...]
@@ -25,6 +26,7 @@ class Spec:
     time: int | None = None
     cast: torch.dtype | None = None
     frozen: bool = False
+    at_host: bool = False
 
 
 NAME = ""
@@ -62,6 +64,11 @@ def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     Stand in for a program's step on this rank's pieces `weights` and `batch` by name. It returns (part of the loss,
     {name: gradient of the trained weight}); the dict has the next values of running statistics, too.
     """
+    raise NotImplementedError
+
+
+def weights_at_host(weights: Any) -> Any:
+    """Stand in for `host.weights_at_host`, which ends what `pieces.init_weights` does."""
     raise NotImplementedError
 
 

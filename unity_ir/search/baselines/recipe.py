@@ -31,7 +31,7 @@ from math import prod
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import OFFLOADS, Graph, Node, Value
+from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, GridRole, Layout, Mesh, is_shard, place
 from unity_ir.pcg.striped import sequence_variables, striped
 from unity_ir.search.baselines.attention import has_sequence
@@ -75,8 +75,7 @@ class Degrees:
     degrees of data parallelism (`dp`), tensor parallelism (`tp`), ZeRO (stage `zero`, among `shards` devices), expert
     parallelism (`ep`) and context parallelism (`cp`), whether activations are sharded along the sequence (`sp`),
     whether tokens are in striped order (`stripes`), and whether keys and values go around a ring (`ring`) rather than
-    being gathered; and what rests in the memory of the host (`offload`, one of `pcg.graph.OFFLOADS`). Raises
-    `UnityError` for values that contradict each other.
+    being gathered. Raises `UnityError` for values that contradict each other.
 
     By default `dp` is what `tp` and `cp` leave of the machine, and `shards` all of `dp` times `cp`.
     """
@@ -90,7 +89,6 @@ class Degrees:
     cp: int = 1
     stripes: bool = False
     ring: bool = False
-    offload: str = "none"
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "shards", "ep", "cp"):
@@ -107,8 +105,6 @@ class Degrees:
             raise UnityError("degrees: stripes=true balances causal attention over the devices of cp; add cp=2 or more")
         if self.ring and self.cp == 1:
             raise UnityError("degrees: ring=true hands keys and values on over the devices of cp; add cp=2 or more")
-        if self.offload not in OFFLOADS:
-            raise UnityError(f"degrees: offload is {self.offload!a}; it must be {' or '.join(OFFLOADS)}")
 
     def on(self, machine: Machine) -> Axes:
         """
@@ -159,8 +155,7 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
     the model; `name` begins the message about a batch that does not divide.
     """
     plan = _recipe(graph, machine, degrees, name)
-    offload = graph.offload if degrees.offload == "none" else degrees.offload
-    return replace(plan, ring_attention=degrees.ring, offload=offload)
+    return replace(plan, ring_attention=True) if degrees.ring else plan
 
 
 def _recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str) -> Graph:
