@@ -98,9 +98,9 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
         parser.add_argument(
             "--offload",
             metavar="WHAT",
-            help="with --search: what rests in the memory of the host: none, state (the optimizer's, of which windows "
-            "come to the device while weights are updated), auto; also with --degrees. auto: the state where a plan "
-            "does not fit otherwise, or would recompute more than that costs, as joint searches do",
+            help="with --search: what rests in the memory of the host: none, state, auto; also with --degrees. state: "
+            "the optimizer's, of which windows come to the device while weights are updated; auto: the state where a "
+            "plan does not fit otherwise, or would recompute more than that costs, as joint searches do",
         ),
         parser.add_argument(
             "--loss-pieces",

@@ -129,4 +129,4 @@ def test_the_program_of_a_24_layer_model_stays_readable(where: str, strategy: st
     own, fixed = text.split(runtime.text(("watchdog",)))
     assert own.count("\n") <= 3500
     # The same in every program, but for functions that no line calls: recipe, graphs, checks, checkpoints, data.
-    assert fixed.count("\n") <= 2720
+    assert fixed.count("\n") <= 2800
