@@ -24,9 +24,11 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer, ParameterGroup
+from unity_ir.plan.forward import forward_of
 from unity_ir.plan.host_state import GRAIN, StateCopy, WindowUpdate, windows
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
+from unity_ir.plan.program import reads
 from unity_ir.search import run
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.replay import replay
@@ -213,6 +215,31 @@ def test_copies_are_under_way_beside_updates():
     assert any(b < te and tb < e for b, e in copies for tb, te in spans["to_host"])
     waiting = simulate(replay(plan, machine, overlap=False))
     assert waiting.makespan > timeline.makespan
+
+
+@pytest.mark.parametrize("kernels", ["triton", "torch"])
+def test_a_forward_alone_reads_no_weight_at_the_host(kernels: str):
+    """An embedding would read the rows of its table, and cast them, were that not at the host."""
+    sizes = {"hidden": 16, "heads": 2, "kv_heads": 1, "intermediate": 16, "vocabulary": 32}
+    graph = mixed_precision(build("llama3_8b", batch=4, sequence=4, layers=1, **sizes), "bf16")
+    machine = load("dgx-a100:1x1")
+    at_host, on_device = (planned(machine.name, kind, graph=graph, kernels=kernels)[0] for kind in ("state", "none"))
+    moved = {leaf.name for leaf in at_host.program.leaves("weight") if leaf.result in at_host.program.at_host}
+    assert len(moved) == len(graph.weights())
+    found = [_read_alone(kind, graph, kernels) for kind in ("state", "none")]
+    assert moved.isdisjoint(found[0])
+    assert bool(found[1]) == (kernels == "triton")
+    assert on_device.program.at_host == frozenset()
+
+
+def _read_alone(offload: str, graph: Graph, kernels: str) -> set[str]:
+    """The weights that the forward alone of a step on one device reads themselves, not as casts."""
+    machine = load("dgx-a100:1x1")
+    made = replace(run(graph, machine, "data-parallel", ADAMW).graph, offload=offload)
+    program = lower(differentiate(made, ADAMW, machine.mesh), machine)
+    plan = plan_step(forward_of(program, machine), PlanOptions(kernels=kernels))
+    read = {r for i in plan.program.body for r in reads(i)}
+    return {leaf.name for leaf in plan.program.leaves("weight") if leaf.result in read}
 
 
 @pytest.mark.parametrize("mixed", [False, True])

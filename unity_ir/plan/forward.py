@@ -60,7 +60,8 @@ def forward_of(program: Program, machine: Machine) -> Program:
             wanted.update(reads(instruction))
             kept.append(_without_dropout(instruction) if isinstance(instruction, Compute) else instruction)
     anew = frozenset(equal_registers(program.body) & wanted)
-    return replace(program, body=tuple(reversed(kept)), outputs=outputs, optimizer=None, anew=anew)
+    body, casts_alone = tuple(reversed(kept)), bool(program.state_at_host)
+    return replace(program, body=body, outputs=outputs, optimizer=None, anew=anew, casts_alone=casts_alone)
 
 
 def _count(program: Program) -> Register | None:

@@ -463,8 +463,8 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     """
     options = options or DEFAULT
     if not options.eager:
-        # Of weights at the host, devices need the casts.
-        gathers_cast = options.kernels == "triton" and options.fuse and not program.state_at_host
+        are_casts_read = program.casts_alone or program.state_at_host
+        gathers_cast = options.kernels == "triton" and options.fuse and not are_casts_read
         program = with_kept_casts(program, gathers_cast)
     if program.ring_attention:
         program = with_rings(program)

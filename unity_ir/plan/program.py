@@ -272,6 +272,8 @@ class Program:
     """The step that this program is a part of, if it is (`plan.pipeline.parts`)."""
     ring_attention: bool = False
     """Whether keys and values that attention gathers along a sequence go around a ring instead (`plan.rings`)."""
+    casts_alone: bool = False
+    """Whether a forward alone reads casts of all weights that have one, as it is of a step with weights at the host."""
     started: frozenset[Register] = frozenset()
     """In a part of a step, the outputs whose collective this part starts and another part waits for."""
 

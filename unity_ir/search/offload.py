@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import OFFLOADS, Graph
@@ -52,8 +53,11 @@ def least_seconds(
     fits = need(found) <= limit
     if fits and not not_kept(found) and found.loss_pieces == plan.loss_pieces:
         return found
+    bare = replace(without_recompute(plan), offload="state")
     try:
-        other = fitted(replace(without_recompute(plan), offload="state"))
+        if fits and _sum(whole(bare), machine, optimizer) >= _sum(whole(found), machine, optimizer):
+            return found  # copies cost more than all of the recompute
+        other = fitted(bare)
         least = need(other)
     except UnityError:
         return found  # the host has less memory than that takes
@@ -64,6 +68,10 @@ def least_seconds(
         if not fits or _seconds(whole(other), machine, optimizer) < _seconds(whole(found), machine, optimizer)
         else found
     )
+
+
+def _sum(step: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    return cost(step, machine, optimizer).time
 
 
 def _seconds(step: Graph, machine: Machine, optimizer: Optimizer) -> float:
