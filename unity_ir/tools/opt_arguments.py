@@ -99,8 +99,9 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--offload",
             metavar="WHAT",
             help="with --search: what rests in the memory of the host: none, state, auto; also with --degrees. state: "
-            "the optimizer's, of which windows come to the device while weights are updated; auto: the state where a "
-            "plan does not fit otherwise, or would recompute more than that costs, as joint searches do",
+            "the optimizer's, and weights of which devices hold casts, which come in windows while weights are "
+            "updated; auto: that where a plan does not fit otherwise, or recomputes more than it costs, as joint "
+            "searches do",
         ),
         parser.add_argument(
             "--loss-pieces",
