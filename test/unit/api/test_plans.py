@@ -58,6 +58,18 @@ def test_a_plan_its_stats_and_its_program_are_those_of_the_command_line(
     assert plan.text == text, "emitting must not lower the plan itself"
 
 
+def test_state_at_the_host_takes_no_memory_of_devices():
+    sizes = {"batch": 8, "hidden": 16, "layers": 2, "classes": 4}
+    made = [
+        ui.plan("mlp", machine="dgx-a100:1x2", search="fsdp", optimizer="adamw", offload=kind, **sizes)
+        for kind in ("state", "none")
+    ]
+    memory = [plan.stats.memory for plan in made]
+    assert memory[0] | {"optimizer state": 2 * memory[0]["weights"]} == memory[1]
+    assert memory[0]["optimizer state"] == 0
+    assert ['pcg.offload = "state"' in plan.text for plan in made] == [True, False]
+
+
 def test_an_average_of_the_weights_takes_memory(unity_opt: UnityOpt):
     sizes = {"batch": 8, "hidden": 16, "layers": 2, "classes": 4}
     plain, kept = (

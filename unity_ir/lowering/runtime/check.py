@@ -103,7 +103,7 @@ def in_double(ctx, weights, local):
             found_spec = importlib.util.spec_from_file_location("in_double", path)
             double = importlib.util.module_from_spec(found_spec)
             found_spec.loader.exec_module(double)
-            weights = double.Weights({n: _double(w) for n, w in weights.items()})
+            weights = double.Weights({n: _double(w) for n, w in weights.items()}, getattr(weights, "casts", {}))
             local = {n: x if x is None else _double(x) for n, x in local.items()}
             grads = double.forward_backward(ctx.flight.apart(ctx, double) if ctx.flight else ctx, weights, local)[1]
         parts = {n: grads[n] for n in trained(double.WEIGHTS)}
