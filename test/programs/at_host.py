@@ -1,4 +1,4 @@
-"""What a rank does with optimizer state at its host, as a program runs it (`ranks`)."""
+"""Run the update of a program whose optimizer state is at the host, and record the order of its copies and updates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 def order_of_update(program: Any) -> tuple[list[tuple[str, int]], int]:
     """
-    The copies of state, and the updates, of a step in the order in which this rank starts them, as (kind, elements);
-    and the bytes of its windows on the device.
+    Return the copies of state and the updates of a step, in the order in which this rank starts them, as (kind,
+    elements); and the bytes of its windows on the device.
     """
     ctx = program.build("gloo")
     weights = program.init_weights(ctx)

@@ -120,7 +120,7 @@ MUTANTS = [{"to_slots": "sent twice"}, {"queue": "one slot"}, {"in_slots": "one 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [MOE, DEEPSEEK])
 def test_tokens_sent_wrongly_are_told(ranks: Ranks, model: str):
-    """Of a token that is sent twice, two in one slot, or one that should be dropped, loss and gradients are others."""
+    """Send a token twice, two to one slot, or one that should be dropped: loss or gradients differ from PyTorch's."""
     torch.set_num_threads(1)
     case = Case(model, "drops", "degrees,ep=4", 4, "one")
     name, keys = sized(case.sizes)

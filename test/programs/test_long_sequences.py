@@ -153,7 +153,7 @@ def test_attention_in_pieces_equals_pytorch(ranks: Ranks, case: Case):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["ring", "mixed"])
 def test_documents_told_apart_wrongly_are_told(ranks: Ranks, how: str):
-    """Of a mask off by one document, or by one token, or positions that go on, loss and gradients are others."""
+    """Move a mask by a document or by a token, or let positions go on: loss or gradients differ from PyTorch's."""
     torch.set_num_threads(1)
     case = Case("gpt2", how, 4, packed=True)
     wrong = ("document before", "one document", "token after")

@@ -134,7 +134,7 @@ def test_labels_are_found_by_name_or_else_by_order(
 DOCUMENTS = [2, 3, 6, 4, 4, 15, 1, 1, 3, 2, 5, 6]
 """Lengths of documents, each of which ends with the id 0."""
 STARTS = [0, 5, 11, 15, 19, 25, 31, 36, 41]
-"""Where samples of 6 ids begin: that at 25 goes on with the document of 15, which begins at 19."""
+"""The first id of each sample of 6 ids: the sample at 25 continues the document of 15 ids that begins at 19."""
 
 
 def of_documents() -> Any:

@@ -54,7 +54,7 @@ def first_batch(program: Any, path: str) -> dict[str, Any]:
 
 
 def packed_samples(program: Any, path: str, document_end: int) -> dict[str, Any]:
-    """Where samples of a file begin that begin with documents, and the first batch of them in order."""
+    """Return where each sample begins if samples begin with documents, and the first batch in order."""
     data = program.Data(path, is_shuffled=False, document_end=document_end)
     return {"starts": data.tokens.starts.tolist(), **{n: ids.numpy() for n, ids in data.batch(0).items()}}
 

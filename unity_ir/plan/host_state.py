@@ -68,7 +68,7 @@ class WindowUpdate:
 
 
 UpdateAction = UpdateWeight | StateCopy | WindowUpdate
-"""What a line of the update does: all of a weight or, with state at the host, what concerns a window."""
+"""A line of the update: updates a whole weight or, with state at the host, copies or updates a window."""
 
 
 def update_lines(program: Program, window: int) -> tuple[UpdateAction, ...]:

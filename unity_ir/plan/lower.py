@@ -102,12 +102,12 @@ class _Lowering:
             if node not in done:
                 self._node(node)
         updates: list[Instruction] = []
+        is_at_host = optimizer_of_step(self.graph).at_host
         for update in self.graph.updates:
             layout = self.placement.layouts[update.weight]
             master = self.masters.get(update.weight)
             weight = self._at(update.weight, layout) if master is None else master
             own = UpdateWeight(weight, self._at(update.grad, layout))
-            is_at_host = optimizer_of_step(self.graph).at_host
             updates += [StateMove(weight, "from_host"), own, StateMove(weight, "to_host")] if is_at_host else [own]
         made = makers_of(self.body)
         outputs = tuple(self._output(v, made) for v in self.graph.outputs)

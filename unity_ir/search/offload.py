@@ -22,10 +22,15 @@ AUTO = "auto"
 KINDS = (*OFFLOADS, AUTO)
 
 
-def check_offload(given: str) -> None:
-    """Raise `UnityError` for another kind of offload than those of `KINDS`."""
+def check_offload(given: str, in_stages: bool) -> None:
+    """
+    Raise `UnityError` for another kind of offload than those of `KINDS`, and for state at the host of a step that is
+    `in_stages`.
+    """
     if given not in KINDS:
         raise UnityError(f"search: offload is {given!a}; it must be one of {', '.join(KINDS)}")
+    if given == "state" and in_stages:
+        raise UnityError("search: offload=state is for a step without stages; leave offload or the stages out")
 
 
 def may_offload(machine: Machine, optimizer: Optimizer) -> bool:

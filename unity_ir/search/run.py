@@ -31,7 +31,7 @@ from unity_ir.search.memory.lagrangian import MORE, Refused, needed, shortage_te
 from unity_ir.search.offload import AUTO, check_offload, least_seconds, may_offload
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
-from unity_ir.search.recompute.fit import with_recompute_and_pieces, without_recompute
+from unity_ir.search.recompute.fit import same_plan, with_recompute_and_pieces, without_recompute
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
@@ -159,7 +159,7 @@ def _run(
         found = fitted(plan, whole)
         if not is_open:
             return found
-        return least_seconds(found, plan, lambda plan: fitted(plan, whole), whole or _same, machine, optimizer)
+        return least_seconds(found, plan, lambda plan: fitted(plan, whole), whole or same_plan, machine, optimizer)
 
     def fitted(plan: Graph, whole: Callable[[Graph], Graph] | None) -> Graph:
         found = with_recompute_and_pieces(plan, kind, pieces, on, optimizer, whole, on=machine)
@@ -275,15 +275,8 @@ def _offload(strategy: str, given: str | None, stages: Stages | None) -> str:
     """
     if given is None:
         return AUTO if strategy in WITHIN_MEMORY else "none"
-    check_offload(given)
-    if given == "state" and stages is not None:
-        raise UnityError("search: offload=state is for a step without stages; leave offload or the stages out")
+    check_offload(given, stages is not None)
     return given
-
-
-def _same(plan: Graph) -> Graph:
-    """Return the plan of a step that is not in micro-batches."""
-    return plan
 
 
 def _pieces(strategy: str, given: str | None) -> int | None:

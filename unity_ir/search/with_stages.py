@@ -109,9 +109,7 @@ def run_with_stages(
     recompute_kind(strategy, recompute)
     in_pieces = loss_pieces not in (None, "1", "auto")
     if offload is not None:
-        check_offload(offload)
-    if offload == "state" and stages not in (None, "none"):
-        raise UnityError("search: offload=state is for a step without stages; leave offload or the stages out")
+        check_offload(offload, stages not in (None, "none"))
     if in_pieces and isinstance(stages, Stages):
         raise UnityError(
             f"search: joint makes the loss of a pipeline whole, not in {loss_pieces} pieces; leave loss_pieces out, or "

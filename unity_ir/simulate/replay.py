@@ -127,6 +127,7 @@ class _Replay:
         """The last copy of each kind of a window's state, by its number, by device class."""
         self.state: dict[tuple[int, int], list[int]] = {}
         """The copies during and between which a device class holds the state of a window, by its number."""
+        self.update_of = {i.weight: i for i in plan.program.body if isinstance(i, UpdateWeight)}
         copied = (a for a in plan.updates if isinstance(a, StateCopy))
         self.window_bytes = {a.number: sum(state_bytes(plan.program, p) for p in a.parts) for a in copied}
         self.played: list[PlayedLine] = []
@@ -360,9 +361,8 @@ class _Replay:
         """Add the update of parts of weights, behind the copy of their state from the host."""
         program, optimizer, machine = self.program, self.program.optimizer, self.streams.machine
         assert optimizer is not None
-        whole = {i.weight: i for i in program.body if isinstance(i, UpdateWeight)}
         for part in update.parts:
-            own, tensor = whole[part.weight], program.tensors[part.weight]
+            own, tensor = self.update_of[part.weight], program.tensors[part.weight]
             share = part.size * ELEMENT_BYTES[tensor.dtype] / program.bytes[part.weight]
             seconds = share * seconds_of_update(program, own, optimizer, machine.device)
             label = Label(UPDATE, optimizer.name, self.names[part.weight], tensor)

@@ -53,7 +53,7 @@ _BETWEEN = "\n\n\n"
 """Between top-level definitions."""
 
 KEPT_TABLES = 16
-"""Tables of weights that a program with state at the host keeps beside two for each window."""
+"""How many tables of weights a program with state at the host keeps, beside two for each window."""
 
 NO_FORWARD = "forward = COUNT = None  # emit with evaluate for a forward alone, which --eval-data needs\n"
 """What a program has in place of `forward`."""

@@ -145,10 +145,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
     def state():
         """Return the weights and each of the moments, whole, and how far copies of them are apart."""
-        own = [
-            (weights, WEIGHTS),
-            *(({n: moments[n][k] for n in moments}, updated) for k in range(len(STATE))),
-        ]
+        own = [(weights, WEIGHTS), *(({n: moments[n][k] for n in moments}, updated) for k in range(len(STATE)))]
         return [wholes(ctx, {n: part.get(n) for n in specs}, specs) for part, specs in own]
 
     after = state()

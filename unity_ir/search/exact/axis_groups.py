@@ -15,8 +15,8 @@ from math import prod
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
-from unity_ir.pcg.layers import shortened
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.exact.shorter import shorter
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import Spaces
@@ -67,8 +67,8 @@ def shortened_if_large(graph: Graph) -> Graph | None:
     all: with only `limits().rewritten_layers` of them. Returns None for a graph of at most
     `limits().rewritten_operators` operators, and for one without layers that repeat.
     """
-    operators = sum(n.is_compute for n in graph.nodes())
-    return shortened(graph, limits().rewritten_layers) if operators > limits().rewritten_operators else None
+    found = shorter(graph)
+    return None if found is None else found.graph
 
 
 def groups_for(graph: Graph, axes: int) -> int:

@@ -23,7 +23,7 @@ from unity_ir.search.layouts.axes import Floats, Ints
 from unity_ir.search.layouts.limits import limits
 
 Key = Node | Value
-"""What a variable of a factor graph is of: an operator, or the relay of a value."""
+"""Names a variable of a factor graph: an operator, or a value, for its relay."""
 
 
 @dataclass(frozen=True, eq=False)

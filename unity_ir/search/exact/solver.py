@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -572,12 +573,14 @@ class FactorGraphBuilder:
     def start(self) -> Start:
         """Return where the messages of a search of this graph start, and are kept for the next one."""
         moved = [PLAIN if isinstance(key, Node) else self.moved(key) for key in self.numbers]
-        return Start(self.solver.known, (self.outputs, self.solver.price.second == 0), moved, self._messages_of_shorter)
+        key = self.outputs, self.solver.price.second == 0
+        return Start(self.solver.known, key, moved, partial(self._messages_of_shorter, moved))
 
-    def _messages_of_shorter(self, whole: FactorGraph) -> Known | None:
+    def _messages_of_shorter(self, moved: Sequence[Moved], whole: FactorGraph) -> Known | None:
         """
         Return messages for the factor graph `whole` of this graph from those of a graph with fewer of its equal layers,
-        which start where the search before of that one ended; None where there is no such graph.
+        which start where the search before of that one ended; None where there is no such graph. `moved` is as in
+        `Start`.
         """
         short = shorter(self.graph)
         builder = None if short is None else self.of_shorter(short.graph)
@@ -587,7 +590,7 @@ class FactorGraphBuilder:
         messages = start.messages(builder.problem())
         messages.settle(limits().short_passes, limits().settled)
         start.keep(found := start.now(messages))
-        return short.lengthened(found, builder.numbers, whole, self.numbers, self.start().moved)
+        return short.lengthened(found, builder.numbers, whole, self.numbers, moved)
 
     def of_shorter(self, graph: Graph) -> FactorGraphBuilder | None:
         """

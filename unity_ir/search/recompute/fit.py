@@ -64,7 +64,7 @@ def with_recompute_and_pieces(
     step's machine where that is larger than `machine`. With `weights`, `auto` may also gather weights again (all as in
     `recomputed`). Raises `UnityError` as `recomputed` does, and where the loss cannot be made in that number of pieces.
     """
-    step, of_step = whole or _same, on or machine
+    step, of_step = whole or same_plan, on or machine
 
     def with_pieces(count: int) -> Graph:
         found = recomputed(replace(plan, loss_pieces=count), kind, machine, optimizer, whole, weights=weights, on=on)
@@ -106,7 +106,7 @@ def without_recompute(plan: Graph) -> Graph:
     return rewrite(plan, kept)
 
 
-def _same(plan: Graph) -> Graph:
+def same_plan(plan: Graph) -> Graph:
     """Return the plan of a step that is not in micro-batches."""
     return plan
 
@@ -168,7 +168,7 @@ def recomputed(
 
 @lru_cache(maxsize=64)
 def _fitted(plan: Graph, machine: MachineKey, optimizer: Optimizer, weights: bool) -> Graph:
-    return _fitting(plan, machine.machine, optimizer, _same, weights)
+    return _fitting(plan, machine.machine, optimizer, same_plan, weights)
 
 
 def _fitting(
