@@ -31,6 +31,7 @@ from unity_ir.dialects.pcg.generated import COMPUTE_OPS, PARALLEL_OPS
 from unity_ir.dialects.pcg.operators import ComputeOp, ParallelOp
 from unity_ir.dialects.pcg.ops import (
     ConstantOp,
+    NodeOp,
     PcgOp,
     UpdateOp,
     WeightOp,
@@ -113,6 +114,8 @@ def to_graph(func: FuncOp) -> Graph:
     updates: list[Update] = []
     optimizers: list[Optimizer | None] = []
     for op in block.ops:
+        if isinstance(op, NodeOp):
+            _check_counts(op, where)
         match op:
             case WeightOp() | ConstantOp():
                 node = op.node()
@@ -135,6 +138,13 @@ def to_graph(func: FuncOp) -> Graph:
     pipeline = to_pipeline(f"@{name}: {PIPELINE}", func.attributes.get(PIPELINE))
     how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _ring_attention(func), _offload(func)
     return Graph(name, inputs, outputs, tuple(updates), *how)
+
+
+def _check_counts(op: NodeOp, where: str) -> None:
+    """Raise `UnityError` if an operation that was never verified lacks its operand or its result."""
+    lacks = "result" if not op.results else "operand" if isinstance(op, ParallelOp) and not op.operands else None
+    if lacks is not None:
+        raise UnityError(f"{where}: {op.name} has no {lacks}; verify the module first")
 
 
 def _inputs(func: FuncOp, block: Block, where: str) -> tuple[Node, ...]:

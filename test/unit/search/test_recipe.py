@@ -14,6 +14,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import training_step
+from unity_ir.pcg.freeze import freeze
 from unity_ir.pcg.graph import Graph, apply, leaf, rebuild, rewrite
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
@@ -70,6 +71,25 @@ TRANSFORMERS = {
 def test_recipes_of_transformers_have_the_serial_gradients(model: str, degrees: str):
     serial, machine = build(model, **TRANSFORMERS[model]), boxes(2, 2)
     check_gradients(serial, recipe(serial, machine, parsed(degrees)), machine)
+
+
+SENDS = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("sp", [False, True])
+def test_adapters_of_low_rank_leave_heads_divided(sp: bool, rank: int):
+    """Their second product is by columns, as the layer beside it: what moves is as without adapters, but for less."""
+    machine = boxes(2)
+    serial, plain = (build("llama3_8b", **{**TRANSFORMERS["llama3_8b"], "hidden": 32}, lora=r) for r in (rank, 0))
+    plain = freeze(plain, "*,!*.q_proj.*,!*.v_proj.*")
+    plans = [recipe(graph, machine, Degrees(tp=2, sp=sp)) for graph in (serial, plain)]
+    check_gradients(serial, plans[0], machine)
+    adapted, large = (
+        sorted(m.kind for m, _ in cost(plan, machine).moves if m.elements * 2 >= 4 * 8 * 32 and m.kind in SENDS)
+        for plan in plans
+    )
+    assert adapted == large
 
 
 @pytest.mark.parametrize("degrees", ["zero=2", "zero=3", "tp=2", "tp=2,zero=1"])

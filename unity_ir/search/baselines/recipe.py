@@ -25,6 +25,7 @@ Sizes that degrees do not divide are left whole, as a vocabulary that is not pad
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -226,6 +227,11 @@ def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
         if node.op.startswith("attention") and not all(isinstance(assignment[axis], str) for axis in tensor):
             heads = sorted({v.shape[1] for v in node.operands if len(v.shape) > 1})
             said = " and ".join(map(str, heads))
+            if all(count % tp == 0 for count in heads):
+                raise UnityError(
+                    f"degrees: tp={tp} leaves {said} heads of {node.op} whole, since no products of their own, with"
+                    f" biases and adapters, make its queries, keys and values; use tp=1, or --search"
+                )
             raise UnityError(f"degrees: tp={tp} does not divide {said} heads of attention; use a divisor of them")
 
 
@@ -373,7 +379,7 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
         matrix = dense[node]
         if matrix is not None:
             by_rows = followed is not None and followed == row_variable(node, matrix)
-            return followed if by_rows else column_variable(node, matrix)
+            return followed if by_rows and not _is_of_low_rank(node, dense) else column_variable(node, matrix)
         ids = table_operand(node)
         if ids is not None and followed is None:
             tp = prod(mesh.sizes[i] for i in tensor)
@@ -386,6 +392,30 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
     rest, store = inputs(graph, mesh, axes.data), stored(mesh, axes.sharded)
     rules = _exchanged(mesh, axes.experts, _along_context(graph, axes, choose), _between(mesh, axes, sp))
     return follow(graph, mesh, rules[0], rest, rules[1], store, again=axes.again)
+
+
+def _is_of_low_rank(node: Node, dense: Mapping[Node, int | None]) -> bool:
+    """
+    Return whether a product reads another that has fewer columns than either of the two has rows and columns beside, as
+    an adapter does (LoRA). By rows, all its columns would be summed; by columns, only its few rows are gathered.
+    """
+
+    def sizes(product: Node, matrix: int) -> tuple[int, int]:
+        extents = product.analysis.bound.extents
+        rows, columns = row_variable(product, matrix), column_variable(product, matrix)
+        return (1 if rows is None else extents[rows]), (1 if columns is None else extents[columns])
+
+    matrix = dense[node]
+    if matrix is None or len(node.operands) != 2:
+        return False
+    read = node.operands[1 - matrix].node
+    while read.op in ("cast", "scale", "dropout"):
+        read = read.operands[0].node
+    inner = dense[read]
+    if inner is None:
+        return False
+    rank, columns = sizes(node, matrix)
+    return rank < min(columns, sizes(read, inner)[0])
 
 
 def _undivided(node: Node) -> str | None:
