@@ -9,7 +9,7 @@ and keeps it for the backward). With pinned layouts, devices hold different amou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from math import prod
 
@@ -19,6 +19,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout, Mesh, pins_of, shard_count
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.host_values import bytes_at_host
 
 HOLDS = ("weights", "gradients", "optimizer state", "activations")
 
@@ -65,10 +66,12 @@ def held(
     reshards: Iterable[tuple[Value, Layout, tuple[Move, ...]]],
     mesh: Mesh,
     optimizer: Optimizer,
+    may_go: Callable[[Value], bool] | None = None,
 ) -> Mapping[str, int]:
     """
     Return the bytes held at the end of the forward on the device that holds most, by kind (`HOLDS`: weights, gradients,
-    optimizer state, activations).
+    optimizer state, activations). Those activations that `may_go`, if they are large, are in the memory
+    of the host but for a window of them (`plan.host_values`).
 
     `values` are (value, layout) pairs of the values that are held in the layout in which they are made or stored,
     leaves included. `weights` are the weights that are updated. `reshards` are the held copies of values in other
@@ -77,12 +80,15 @@ def held(
 
     updated = set(weights)
     found = _Parts(mesh)
+    going: list[int] = []
     for value, layout in values:
         elements = prod(value.type.piece_shape)
         if value.node.op != "weight":
             # Of inputs, all micro-batches are held; of other values, those of one.
             whole = value.type.micro_batches if value.node.op == "input" else 1
             found.add("activations", whole * elements * ELEMENT_BYTES[value.type.dtype], layout)
+            if may_go is not None and may_go(value) and not pins_of(layout):
+                going.append(elements * ELEMENT_BYTES[value.type.dtype])
             continue
         size = elements * ELEMENT_BYTES[value.node.master]
         own = 0 if value.node in updated and is_master_at_host(value.node, optimizer) else size
@@ -92,7 +98,10 @@ def held(
             found.add("optimizer state", optimizer.held_states * size, layout)
     for value, target, moves in reshards:
         if _makes_tensor(moves):
-            found.add("activations", _layout_bytes(value, target, mesh), target)
+            found.add("activations", size := _layout_bytes(value, target, mesh), target)
+            if may_go is not None and may_go(value) and not pins_of(target):
+                going.append(size)
+    found.add("activations", -bytes_at_host(going), ())
     return found.most()
 
 

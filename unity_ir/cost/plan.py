@@ -8,7 +8,7 @@ graph with updates is a whole step, in which everything is explicit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -24,7 +24,7 @@ from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import FREE, HALO_EXCHANGES
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step
-from unity_ir.pcg.loss_part import loss_part
+from unity_ir.pcg.loss_part import has_contraction, loss_part
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move, sum_over
@@ -276,8 +276,11 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     update = sum(update_time(n, optimizer, machine) for n in weights) + norm_seconds(optimizer, machine)
     # Of what the pieces of the loss make, nothing is left when their loop has ended.
     left = [r for r in between if _root(r.value).node not in part]
-    memory = _held(graph, placement, again | part.keys(), weights, left, optimizer)
-    at_host = optimizer.states * memory["gradients"] if optimizer.at_host else 0
+    memory = held_with = _held(graph, placement, again | part.keys(), weights, left, optimizer)
+    if graph.offloads_activations:
+        memory = _held(graph, placement, again | part.keys(), weights, left, optimizer, _may_go(graph))
+    at_host = held_with["activations"] - memory["activations"]
+    at_host += optimizer.states * memory["gradients"] if optimizer.at_host else 0
     if any(is_master_at_host(node, optimizer) for node in weights):
         at_host += memory["gradients"]
     return PlanCost(
@@ -357,8 +360,12 @@ def _held(
     weights: Iterable[Node],
     between: Iterable[Reshard],
     optimizer: Optimizer,
+    may_go: Callable[[Value], bool] | None = None,
 ) -> Mapping[str, int]:
-    """Return the bytes held at the end of the forward; for a graph with its backward, of all its values."""
+    """
+    Return the bytes held at the end of the forward; for a graph with its backward, of all its values. Large activations
+    that `may_go` are in the memory of the host.
+    """
     made = [v for n in graph.nodes() if not n.is_parallel and n not in again for v in n.results]
     if graph.updates:
         brought = [(r.value, r.target, r.forward) for r in between]
@@ -366,7 +373,23 @@ def _held(
         keeps = Keeps(graph)
         made = [v for v in made if v.node.is_leaf or v in keeps.values]
         brought = [(r.value, r.target, r.forward) for r in between if _read_there(r, keeps)]
-    return held([(v, placement.layouts[v]) for v in made], weights, brought, placement.mesh, optimizer)
+    return held([(v, placement.layouts[v]) for v in made], weights, brought, placement.mesh, optimizer, may_go)
+
+
+def _may_go(graph: Graph) -> Callable[[Value], bool]:
+    """
+    Return a function that tells whether a value may be in the memory of the host until the backward: no leaf, nor what
+    is made on the way from the last contraction to the loss, as the backward reads that at once.
+    """
+    late: set[Node] = set()
+    pending = [v.node for v in graph.outputs[:1] if v.shape == ()]
+    while pending:
+        node = pending.pop()
+        if node not in late:
+            late.add(node)
+            is_head = node.is_compute and has_contraction(node.analysis)
+            pending += [] if is_head else [v.node for v in node.operands]
+    return lambda value: not _root(value).node.is_leaf and _root(value).node not in late
 
 
 def _read_there(reshard: Reshard, keeps: Keeps) -> bool:

@@ -44,6 +44,8 @@ class Simulated:
     """The same, of placements with all operators and weights on all devices."""
     pipeline: tuple[str, ...] = field(default=(), kw_only=True)
     """Of a plan in stages: a line with its schedule and bubble, and one with seconds and bytes for each stage."""
+    copied: tuple[int, int] = field(default=(0, 0), kw_only=True)
+    """Bytes that a device copies to its host, and from it: optimizer state, and values."""
     throughput: tuple[str, ...] = field(default=(), kw_only=True)
     """Lines with tokens or samples per second, MFU, and the error of predictions (`cost.throughput`)."""
 
@@ -99,8 +101,10 @@ def head(
     held = ", ".join(f"{what} {bytes_text(size)}" for what, size in plan.memory.items())
     console.print(f"  memory         {bytes_text(plan.memory_bytes)} per device: {held}")
     if plan.at_host:
-        said = "of its memory per device: optimizer state, and weights of which devices hold casts"
-        console.print(f"  host           {bytes_text(plan.at_host)} {said}", soft_wrap=True)
+        console.print(f"  host           {bytes_text(plan.at_host)} of its memory per device", soft_wrap=True)
+    if simulated is not None and any(simulated.copied):
+        to_host, from_host = map(bytes_text, simulated.copied)
+        console.print(f"  copies         {to_host} to the host and {from_host} from it per device", soft_wrap=True)
     if simulated is not None:
         console.print(f"  peak           {bytes_text(simulated.peak)} per device at once, overlapped")
         counts = f"{_count(simulated.launches, 'kernel')}, {_count(simulated.collectives, 'collective')}"

@@ -16,19 +16,19 @@ from unity_ir.dialects.pcg.attributes import to_attribute, to_value
 from unity_ir.dialects.pcg.ops import optimizer_attributes, to_optimizer
 from unity_ir.dialects.spmd import (
     EXCHANGES,
+    HOST_COPIES,
     MOVES,
-    STATE_MOVES,
     TIME_STEPS,
     ComputeOp,
     ConstantOp,
     ExchangeOp,
+    HostOp,
     InputOp,
     LocalTensorType,
     MoveOp,
     PieceType,
     ProgramOp,
     ReturnOp,
-    StateOp,
     TimeOp,
     UpdateOp,
     WeightOp,
@@ -50,6 +50,7 @@ from unity_ir.plan.program import (
     Tensor,
     TimeStep,
     UpdateWeight,
+    ValueMove,
 )
 from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
@@ -110,8 +111,12 @@ def to_op(program: Program) -> ProgramOp:
                 made = UpdateOp.create(operands=[values[weight], values[grad]], properties={"optimizer": optimizer})
                 hint = ""
             case StateMove(weight, kind):
-                made = STATE_MOVES[kind].create(operands=[values[weight]])
+                made = HOST_COPIES[kind].create(operands=[values[weight]])
                 hint = ""
+            case ValueMove(operand, result, kind):
+                results = (result,)
+                made = HOST_COPIES[kind].create(operands=[values[operand]], result_types=[type_of(result)])
+                hint = kind
         if not program.anew.isdisjoint(results):
             made.attributes[ANEW] = UnitAttr()
         for register, value in zip(results, made.results, strict=True):
@@ -169,8 +174,10 @@ def from_op(op: ProgramOp) -> Program:
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
                 optimizer = to_optimizer("spmd.update", each.optimizer.data)
-            case StateOp():
+            case HostOp(result=None):
                 body.append(StateMove(operands[0], each.kind))
+            case HostOp():
+                body.append(ValueMove(operands[0], results[0], each.kind))
             case ReturnOp():
                 outputs = operands
             case _:

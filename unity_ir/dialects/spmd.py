@@ -37,6 +37,7 @@ from xdsl.irdl import (
     irdl_op_definition,
     operand_def,
     opt_prop_def,
+    opt_result_def,
     prop_def,
     region_def,
     result_def,
@@ -691,23 +692,50 @@ class UpdateOp(IRDLOperation):
             raise VerifyException(f"spmd.update: the gradient is {self.grad.type}, the weight {self.weight.type}")
 
 
-class StateOp(IRDLOperation):
+class HostOp(IRDLOperation):
     """
-    `spmd.from_host %w`, `spmd.to_host %w`: copies the optimizer's state of this rank's piece of a weight, which rests
-    in the memory of the host, to the device before the weight's update, or back after it.
+    Base of the copies between this rank's device and the memory of its host.
+
+    `spmd.from_host %w`, `spmd.to_host %w`, without a result: copies the optimizer's state of a piece of a weight, which
+    rests in the memory of the host, to the device before the weight's update, or back after it.
+
+    `%h = spmd.to_host %x : type -> type`, `%y = spmd.from_host %h`: copies a value that the forward saves, and back
+    before the backward reads it. What `to_host` makes is read by `from_host` alone.
     """
 
-    weight = operand_def(PIECE)
-    assembly_format = "$weight attr-dict `:` type($weight)"
+    operand = operand_def(PIECE)
+    result = opt_result_def(PIECE)
+    assembly_format = "$operand attr-dict `:` type($operand) (`->` type($result)^)?"
 
     @property
     def kind(self) -> str:
-        """Which way the state is copied: `from_host` or `to_host`."""
+        """Which way it copies: `from_host` or `to_host`."""
         return self.name.removeprefix("spmd.")
 
+    def verify_(self) -> None:
+        """
+        Raise `VerifyException` unless a value keeps its type, one from the host was copied there, and what is there is
+        read by `from_host` alone.
+        """
+        if self.result is None:
+            return
+        if self.result.type != self.operand.type:
+            raise VerifyException(f"{self.name}: from {self.operand.type} to {self.result.type}; a copy keeps its type")
+        if self.kind == "from_host" and not _is_at_host(self.operand):
+            raise VerifyException("spmd.from_host: its value is not at the host; it must be what spmd.to_host makes")
+        readers = [use.operation for use in self.result.uses] if self.kind == "to_host" else []
+        other = next((r for r in readers if not isinstance(r, HostOp) or r.kind != "from_host"), None)
+        if other is not None:
+            raise VerifyException(f"spmd.to_host: {other.name} reads a value at the host; only spmd.from_host can")
 
-STATE_MOVES: dict[str, type[StateOp]] = {kind: _of_kind(kind, StateOp) for kind in ("from_host", "to_host")}
-"""The class of every copy of optimizer state between a device and its host."""
+
+def _is_at_host(value: SSAValue) -> bool:
+    owner = value.owner
+    return isinstance(owner, HostOp) and owner.kind == "to_host"
+
+
+HOST_COPIES: dict[str, type[HostOp]] = {kind: _of_kind(kind, HostOp) for kind in ("from_host", "to_host")}
+"""The class of every copy between a device and its host."""
 
 
 @irdl_op_definition
@@ -727,7 +755,7 @@ SPMD = Dialect(
         *MOVES.values(),
         *EXCHANGES.values(),
         *TIME_STEPS.values(),
-        *STATE_MOVES.values(),
+        *HOST_COPIES.values(),
         *(UpdateOp, ReturnOp),
     ],
     [PieceType],

@@ -15,6 +15,7 @@ from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import coordinate_of, pins_of
+from unity_ir.plan.host_values import without_values_at_host
 from unity_ir.plan.lower import lower
 from unity_ir.plan.program import Compute, HaloExchange, Program, Register, makes, reads
 
@@ -79,7 +80,7 @@ def step_program(graph: Graph, machine: Machine, to: System) -> Program:
         raise UnityError(f"{where} makes its loss in {graph.loss_pieces} pieces: {why}")
     if not graph.updates:
         graph = training_step(graph, graph.optimizer or Optimizer(), machine.mesh)
-    program = lower(graph, machine)
+    program, _ = without_values_at_host(lower(graph, machine))
     if program.micro_batches > 1 and (why := to.lacks.get("micro-batches")):
         raise UnityError(f"{where} has {program.micro_batches} micro-batches: {why}")
     check(program, to)

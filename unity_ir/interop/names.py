@@ -16,6 +16,7 @@ from unity_ir.plan.program import (
     StateMove,
     TimeStep,
     UpdateWeight,
+    ValueMove,
     makes,
     reads,
 )
@@ -46,6 +47,8 @@ def value_names(program: Program) -> Mapping[Register, str]:
                 counts[operator] += 1
                 found.update(dict.fromkeys(instruction.results, name))
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
+                found[result] = found[operand]
+            case ValueMove(operand, result):
                 found[result] = found[operand]
             case UpdateWeight() | StateMove():
                 pass

@@ -85,7 +85,7 @@ class _Search(ModulePass):
     """What the backward computes again: none, attention, block, all, auto; by default none, of joint searches auto."""
 
     offload: str | None = None
-    """What rests in the memory of the host: none, state, auto; none by default, auto in joint searches."""
+    """What rests in the memory of the host: none, state, activations, all, auto; none by default, auto in joint."""
 
     loss_pieces: str | int | None = None
     """In how many pieces of the tokens a step makes its loss, or auto; by default 1, of joint searches auto."""

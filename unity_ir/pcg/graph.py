@@ -556,8 +556,11 @@ class Pipeline:
     chunks: int = 1
 
 
-OFFLOADS = ("none", "state")
-"""What of a step may rest in the memory of the host: nothing, or the optimizer's state."""
+OFFLOADS = ("none", "state", "activations", "all")
+"""
+What of a step may rest in the memory of the host: nothing, the optimizer's state, what the forward saves for the
+backward, or both.
+"""
 
 
 def optimizer_of_step(graph: Graph, optimizer: Optimizer | None = None) -> Optimizer:
@@ -566,7 +569,7 @@ def optimizer_of_step(graph: Graph, optimizer: Optimizer | None = None) -> Optim
     that is what the graph says. Raises `UnityError` if it keeps none then.
     """
     found = graph.optimizer or optimizer or Optimizer()
-    return found.offloaded if graph.offload == "state" else found
+    return found.offloaded if graph.offloads_state else found
 
 
 @dataclass(frozen=True)
@@ -579,7 +582,8 @@ class Graph:
     its loss in so many pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline`, its operators
     are in stages (`pcg.stages`). With `ring_attention`, the keys and values that attention gathers along a sequence go
     around a ring instead, wherever they can (`plan.rings`). `offload` says what rests in the memory of the host:
-    nothing (`none`), or the optimizer's state (`state`).
+    nothing (`none`), the optimizer's state (`state`), what the forward saves for the backward (`activations`), or both
+    (`all`).
     """
 
     name: str
@@ -591,6 +595,16 @@ class Graph:
     pipeline: Pipeline | None = None
     ring_attention: bool = False
     offload: str = "none"
+
+    @property
+    def offloads_state(self) -> bool:
+        """Whether the optimizer's state rests in the memory of the host."""
+        return self.offload in ("state", "all")
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether values that the forward saves for the backward are in the memory of the host meanwhile."""
+        return self.offload in ("activations", "all")
 
     def __hash__(self) -> int:
         return self._hash

@@ -14,7 +14,17 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.sharding import Pins, pins_of
-from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep
+from unity_ir.plan.program import (
+    Compute,
+    Fused,
+    HaloExchange,
+    Leaf,
+    Program,
+    Register,
+    ReshardMove,
+    TimeStep,
+    ValueMove,
+)
 from unity_ir.plan.schedule import Schedule, Start, communicates, moves_of, piece_bytes
 
 MOST_PLACES = 2**16
@@ -162,6 +172,8 @@ def register_names(program: Program) -> dict[Register, str]:
             case Compute(name, _, results):
                 out.update(dict.fromkeys(results, name))
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
+                out[result] = out[operand]
+            case ValueMove(operand, result):
                 out[result] = out[operand]
             case _:
                 pass

@@ -15,6 +15,7 @@ from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import leaf
 from unity_ir.pcg.sharding import REPEAT, Layout, assignment_for
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.host_values import without_values_at_host
 from unity_ir.plan.moves import plan_moves
 from unity_ir.plan.program import (
     Compute,
@@ -50,6 +51,7 @@ def forward_of(program: Program, machine: Machine) -> Program:
     Raises `UnityError` for an operator other than dropout that draws random numbers, and for running statistics that no
     batch norm of the step reads.
     """
+    program, _ = without_values_at_host(program)
     program = _ByRunningStatistics(program, machine).program()
     count = _count(program)
     outputs = program.outputs[:1] if count is None else (program.outputs[0], count)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from unity_ir.plan.deadlock import register_names
 from unity_ir.plan.host_state import StateCopy, StatePart, UpdateAction, WindowUpdate, state_bytes
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Leaf, Register, TimeStep, UpdateWeight
+from unity_ir.plan.program import Compute, Leaf, Register, TimeStep, UpdateWeight, ValueMove
 from unity_ir.plan.schedule import Action, Bucket, Wait, communicates
 
 
@@ -25,7 +25,8 @@ def listing(plan: Plan) -> str:
     lines that only the first or the last of them runs, and `early:` lines of a loop over micro-batches before the main
     one. `piece:` marks lines of the loop over the pieces of the loss. The head counts kernels, collectives and updates;
     updates come last. With state at the host, `from_host` and `to_host` copy it in windows, each of which says its
-    bytes and the elements of weights it has. For a step in stages, the actions of each rank come first, then the
+    bytes and the elements of weights it has; of values at the host they say the value and its bytes, and that they are
+    waited for in lines of their own. For a step in stages, the actions of each rank come first, then the
     listing of each part.
     """
     if plan.pipeline is not None:
@@ -50,7 +51,9 @@ def listing(plan: Plan) -> str:
         frees = f"; frees {_registers(line.dies)}" if line.dies else ""
         frees += f"; frees {_registers(line.dies_last)} in the last" if line.dies_last else ""
         only = "piece: " if line.in_pieces else "" if line.when == "every" else f"{line.when}: "
-        out.append(f"  {_what(line.action):7} {only + _of(plan, line.action, names):40} {text}{frees}".rstrip())
+        what, of = _what(line.action), only + _of(plan, line.action, names)
+        width = max(len(what), 7)
+        out.append(f"  {what:{width}} {of:{47 - width}} {text}{frees}".rstrip())
     optimizer = program.optimizer.name if program.optimizer is not None else ""
     if updates and program.optimizer is not None and program.optimizer.clip:
         out.append(f"  {'norm':7} {f'of all gradients, at most {program.optimizer.clip:g}'}")
@@ -90,6 +93,8 @@ def _what(action: Action) -> str:
             return "start"
         case TimeStep():
             return "local"
+        case ValueMove(_, _, kind):
+            return kind
         case _:
             return "start" if communicates(action) else "local"
 
@@ -105,6 +110,8 @@ def _of(plan: Plan, action: Action, names: dict[Register, str]) -> str:
         case TimeStep():
             by = ", by its kernel" if action.is_added else ""
             return f"{action.kind} of {_printable(names[action.operand])}{by}"
+        case ValueMove(operand):
+            return f"{_printable(names[operand])}, {plan.program.bytes[operand]} bytes"
         case Bucket(moves):
             return f"{moves[0].kind} along {_axes(moves[0].axes)} of {len(moves)} values"
         case _:

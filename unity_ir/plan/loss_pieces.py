@@ -38,6 +38,7 @@ from unity_ir.plan.program import (
     UpdateWeight,
     equal_registers,
     makes,
+    reading,
     reads,
 )
 
@@ -97,7 +98,7 @@ def _without_repeats(program: Program, head: Register) -> Program:
     inside = {head}
     body: list[Instruction] = []
     for instruction in program.body:
-        again = _reading(instruction, first)
+        again = reading(instruction, first)
         if not inside.isdisjoint((*reads(again), *makes(again))):
             is_end = (
                 isinstance(again, Compute) and head not in again.results and has_contraction(program.analysis(again))
@@ -118,26 +119,11 @@ def _without_repeats(program: Program, head: Register) -> Program:
 
 def _work(instruction: Instruction, first: Mapping[Register, Register]) -> object:
     """Return a key that is equal for instructions that do the same with equal tensors."""
-    again = _reading(instruction, first)
+    again = reading(instruction, first)
     if isinstance(again, Compute):
         return replace(again, results=())
     assert not isinstance(again, UpdateWeight | StateMove)
     return again if isinstance(again, Leaf) else replace(again, result=-1)
-
-
-def _reading(instruction: Instruction, names: Mapping[Register, Register]) -> Instruction:
-    """Return an instruction that reads registers under other names."""
-    match instruction:
-        case Compute():
-            return replace(instruction, operands=tuple(names.get(r, r) for r in instruction.operands))
-        case ReshardMove() | HaloExchange() | TimeStep():
-            return replace(instruction, operand=names.get(instruction.operand, instruction.operand))
-        case UpdateWeight(weight, grad):
-            return replace(instruction, weight=names.get(weight, weight), grad=names.get(grad, grad))
-        case StateMove(weight):
-            return replace(instruction, weight=names.get(weight, weight))
-        case Leaf():
-            return instruction
 
 
 def _in_order(program: Program) -> Program:
@@ -145,7 +131,7 @@ def _in_order(program: Program) -> Program:
     names: dict[Register, Register] = {}
     body: list[Instruction] = []
     for instruction in program.body:
-        new = _reading(instruction, names)
+        new = reading(instruction, names)
         made = tuple(names.setdefault(r, len(names)) for r in makes(instruction))
         if isinstance(new, Compute):
             new = replace(new, results=made)

@@ -32,6 +32,7 @@ from unity_ir.pcg.sharding import (
 )
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.host_values import values_to_host, with_values_at_host
 from unity_ir.plan.loss_pieces import in_loss_pieces
 from unity_ir.plan.moves import plan_moves
 from unity_ir.plan.program import (
@@ -73,9 +74,14 @@ def lower(graph: Graph, machine: Machine) -> Program:
     """
     lowering = _Lowering(graph, machine)
     program = with_single_calls(lowering.program(), machine)
-    if graph.loss_pieces == 1:
+    if graph.loss_pieces > 1:
+        program = in_loss_pieces(program, graph.loss_pieces, lowering.made_by(head(graph)))
+    if not graph.offloads_activations or program.optimizer is None:
         return program
-    return in_loss_pieces(program, graph.loss_pieces, lowering.made_by(head(graph)))
+    _ = machine.host_link
+    if graph.pipeline is not None:
+        raise UnityError("offload: a step in stages keeps its values on the devices; leave offload or the stages out")
+    return with_values_at_host(program, values_to_host(program))
 
 
 class _Lowering:

@@ -34,7 +34,8 @@ from unity_ir.plan.additions import with_additions, with_longer_products
 from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, ranks_of_move
 from unity_ir.plan.groups import GroupMemo, with_fusions
-from unity_ir.plan.host_state import WINDOW_BYTES, UpdateAction, update_lines
+from unity_ir.plan.host_state import WINDOW_BYTES, StateCopy, UpdateAction, state_bytes, update_lines
+from unity_ir.plan.host_values import values_to_host, with_values_at_host, without_values_at_host
 from unity_ir.plan.kept_casts import with_kept_casts
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
@@ -56,6 +57,7 @@ from unity_ir.plan.program import (
     Register,
     ReshardMove,
     TimeStep,
+    ValueMove,
     most_of_a_device,
 )
 from unity_ir.plan.rings import with_rings
@@ -372,6 +374,17 @@ class Plan:
             return 1  # a type that no kernel takes, such as f64: it cannot be emitted
         return max(len(made.work), 1)
 
+    def bytes_of_copies(self, kind: str) -> int:
+        """
+        Return the bytes that a device copies from its host in a step, or to it: `kind` is `from_host` or `to_host`.
+        They are those of the optimizer's state and those of values, in all micro-batches.
+        """
+        program = self.program
+        values = (i for i in program.body if isinstance(i, ValueMove) and i.kind == kind)
+        states = (p for a in self.updates if isinstance(a, StateCopy) and a.kind == kind for p in a.parts)
+        copied = sum(program.bytes[i.operand] * program.times(i) for i in values)
+        return copied + sum(state_bytes(program, part) for part in states)
+
     @property
     def collectives(self) -> int:
         """
@@ -462,6 +475,8 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     fit the step's stages.
     """
     options = options or DEFAULT
+    copies_values = bool(program.values_at_host)
+    program, staying = without_values_at_host(program)
     if not options.eager:
         are_casts_read = program.casts_alone or program.state_at_host
         gathers_cast = options.kernels == "triton" and options.fuse and not are_casts_read
@@ -472,8 +487,9 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
         program = with_savings(program, only_results=options.eager)
     if options.order is not None and program.pipeline is None:
         raise UnityError(f"pipeline schedule {options.order.name}: the plan has no stages; leave the schedule out")
-    if program.pipeline is not None and program.state_at_host:
-        raise UnityError("offload: a step in stages keeps its state on the devices; leave offload or the stages out")
+    if program.pipeline is not None and (program.state_at_host or copies_values):
+        what = "state" if program.state_at_host else "values"
+        raise UnityError(f"offload: a step in stages keeps its {what} on the devices; leave offload or the stages out")
     if program.pipeline is not None and program.optimizer is not None:
         return _plan_stages(program, options, program.pipeline)
     if options.kernels == "triton":
@@ -481,6 +497,9 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     program = _with_products(program, options)
     if not options.eager:
         program = with_short_gradients(program)
+    if copies_values:
+        # Kernels may save other values: what is cast in their readers, what attention has summed up.
+        program = with_values_at_host(program, values_to_host(program) - staying)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
@@ -206,7 +206,19 @@ class StateMove:
     kind: str
 
 
-Instruction = Leaf | Compute | ReshardMove | HaloExchange | TimeStep | UpdateWeight | StateMove
+@dataclass(frozen=True, slots=True)
+class ValueMove:
+    """
+    A copy of a value that the forward saves for the backward: `kind` is `to_host`, whose result is in the memory of the
+    host, or `from_host`, whose operand is such a result, and whose result is on the device again.
+    """
+
+    operand: Register
+    result: Register
+    kind: str
+
+
+Instruction = Leaf | Compute | ReshardMove | HaloExchange | TimeStep | UpdateWeight | StateMove | ValueMove
 
 When = Literal["early", "first", "every", "last"]
 """
@@ -223,7 +235,7 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
     match instruction:
         case Compute(_, operands):
             return operands
-        case ReshardMove(operand) | HaloExchange(operand) | TimeStep(operand):
+        case ReshardMove(operand) | HaloExchange(operand) | TimeStep(operand) | ValueMove(operand):
             return (operand,)
         case UpdateWeight(weight, grad):
             return weight, grad
@@ -239,10 +251,27 @@ def makes(instruction: Instruction) -> tuple[Register, ...]:
     match instruction:
         case Compute(_, _, results):
             return results
-        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result) | TimeStep(_, result):
+        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
+            return (result,)
+        case TimeStep(_, result) | ValueMove(_, result):
             return (result,)
         case UpdateWeight() | StateMove():
             return ()
+
+
+def reading(instruction: Instruction, names: Mapping[Register, Register]) -> Instruction:
+    """Return an instruction that reads registers under other names: `names` has the new one of each that has one."""
+    match instruction:
+        case Compute():
+            return replace(instruction, operands=tuple(names.get(r, r) for r in instruction.operands))
+        case ReshardMove() | HaloExchange() | TimeStep() | ValueMove():
+            return replace(instruction, operand=names.get(instruction.operand, instruction.operand))
+        case UpdateWeight(weight, grad):
+            return replace(instruction, weight=names.get(weight, weight), grad=names.get(grad, grad))
+        case StateMove(weight):
+            return replace(instruction, weight=names.get(weight, weight))
+        case Leaf():
+            return instruction
 
 
 @dataclass(frozen=True)
@@ -437,6 +466,16 @@ class Program:
         return frozenset(
             i.weight for i in updates if i.cast is not None and i.weight in self.state_at_host and i.weight not in read
         )
+
+    @cached_property
+    def values_at_host(self) -> Mapping[Register, Register]:
+        """The registers that are in the memory of the host, and the value on the device that each is a copy of."""
+        return {i.result: i.operand for i in self.body if isinstance(i, ValueMove) and i.kind == "to_host"}
+
+    @property
+    def copies_to_host(self) -> bool:
+        """Whether a step copies anything to the memory of the host: the optimizer's state, or values."""
+        return bool(self.state_at_host or self.values_at_host)
 
     @property
     def returned(self) -> tuple[Register, ...]:

@@ -16,17 +16,22 @@ weights are gathered, in the first, where they are first read; gradients are sum
 last addend was made. What lines of the loop need of all micro-batches at once is made in a loop before (`early`).
 
 The loop over the pieces of the loss is scheduled by itself, and is one operator to the lines around it.
+
+Values that are in the memory of the host between forward and backward (`plan.host_values`) are copied there after the
+last operator of the forward that reads them. Such a copy is waited for, and its value freed, when those under way would
+take more than a window, and before the first copy that comes back; copies back begin as far ahead as a window allows.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
 from unity_ir.pcg.sharding import is_pinned, pins_of
+from unity_ir.plan.host_values import saved_values, window_bytes
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -38,6 +43,7 @@ from unity_ir.plan.program import (
     StateMove,
     TimeStep,
     UpdateWeight,
+    ValueMove,
     When,
     makes,
 )
@@ -88,7 +94,10 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for the collective that makes these registers: one register, or all those of a bucket."""
+    """
+    Wait for the collective that makes these registers: one register, or all those of a bucket. Or for the copy between
+    the device and its host that makes one; what it reads is held until then.
+    """
 
     registers: tuple[Register, ...]
 
@@ -96,7 +105,7 @@ class Wait:
 Start = ReshardMove | HaloExchange | Bucket
 """One call of the runtime: it starts one or several moves over links, or does one on the device itself."""
 
-Action = Leaf | Compute | Start | TimeStep | Wait
+Action = Leaf | Compute | Start | TimeStep | ValueMove | Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +161,8 @@ class Schedule:
                 return registers, ()
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
                 return (self.held(operand),), (result,)
+            case ValueMove(operand, result):
+                return (self.held(operand),), (result,)
 
 
 def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
@@ -195,7 +206,7 @@ def _scheduler(program: Program, bucket: int, under_way: int) -> _Scheduler:
     return _Scheduler(program, bucket, under_way, body, program.returned, (whole, inner))
 
 
-Move = ReshardMove | HaloExchange | TimeStep
+Move = ReshardMove | HaloExchange | TimeStep | ValueMove
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +286,7 @@ class _Scheduler:
                     self.same[result] = self._held(operand)
                 case TimeStep(operand, result, "reuse"):
                     self.same[result] = self._held(operand)
-                case ReshardMove() | HaloExchange() | TimeStep():
+                case ReshardMove() | HaloExchange() | TimeStep() | ValueMove():
                     self.moves.append(instruction)
                     self.move_of[instruction.result] = instruction
                     self.place[instruction.result] = place
@@ -304,6 +315,13 @@ class _Scheduler:
         """The number of operators before each collective started, by its first result."""
         self.done = 0
         """The number of operators scheduled so far."""
+        self.leaving: deque[tuple[Register, int]] = deque()
+        """The copies of values to the host that nothing has waited for yet, with their bytes, oldest first."""
+        self.window = window_bytes([program.bytes[r] for r in program.values_at_host])
+        self.staying: dict[int, int] = {}
+        """Bytes that stay on the device for the backward, by the operator before which the forward has read them."""
+        self.stayed = 0
+        """Bytes of those made so far."""
 
     def _held(self, register: Register) -> Register:
         return self.same.get(register, register)
@@ -362,7 +380,7 @@ class _Scheduler:
 
     def _slots(self) -> dict[int, list[Move]]:
         """Return the moves to start before each operator, by its index; others start where their result is needed."""
-        slots: dict[Register, int] = {}
+        slots = self._slots_of_copies()
         after_crossing: set[Register] = set()
         prefetch = _Prefetch()
         chained = {self._held(m.operand) for m in self.moves if _crosses(m)}
@@ -378,7 +396,7 @@ class _Scheduler:
             if late:
                 after_crossing.add(move.result)
             ahead = max(reader - 1, 0)
-            if isinstance(move, _Cast):
+            if isinstance(move, _Cast | ValueMove):
                 continue
             if not communicates(move):
                 # An early slice lets its operand be freed; other local steps only take memory.
@@ -408,6 +426,55 @@ class _Scheduler:
             # The result that is read first is moved first, as moves over the same links queue.
             moves.sort(key=lambda m: (self.first[m.result], self.place[m.result]))
         return out
+
+    def _slots_of_copies(self) -> dict[Register, int]:
+        """
+        Return the operators before which copies of values start: to the host after the value's last reader in the
+        forward; back as soon as what is there for the backward, and is not read yet, leaves room in the window.
+        """
+        copies = [move for move in self.moves if isinstance(move, ValueMove)]
+        if not copies:
+            return {}
+        loss = next(p for p, compute in enumerate(self.computes) if self._is_loss(compute))
+        last = {r: p for p in range(loss + 1) for r in self._read_by(p)}
+        first = {r: p for p in reversed(range(loss + 1, self.end)) for r in self._read_by(p)}
+        slots: dict[Register, int] = {}
+        staying = [v.register for v in saved_values(self.program) if v.register in first]
+        for value in staying:
+            place = max(last.get(value, -1) + 1, self._made_at(value))
+            self.staying[place] = self.staying.get(place, 0) + piece_bytes(self.program, value)
+        coming = [(first[value], value) for value in staying]
+        for move in copies:
+            if move.kind == "to_host":
+                value = self._held(move.operand)
+                slots[move.result] = max(last.get(value, -1) + 1, self._made_at(value))
+            else:
+                coming.append((first.get(move.result, self.end), move.result))
+        unread: deque[tuple[int, int]] = deque()
+        at, held = loss + 1, 0
+        for reader, register in sorted(coming):
+            size = piece_bytes(self.program, register)
+            if register in self.move_of and isinstance(self.move_of[register], ValueMove):
+                while unread and held + size > self.window:
+                    at = max(at, unread[0][0] + 1)
+                    held -= unread.popleft()[1]
+                slots[register] = min(at, reader)
+            unread.append((reader, size))
+            held += size
+        return slots
+
+    def _is_loss(self, compute: Compute) -> bool:
+        """Return whether an operator makes the loss, or stands for the loop over its pieces."""
+        return compute is self.loop[0] if self.loop is not None else self.program.loss in compute.results
+
+    def _read_by(self, place: int) -> Iterator[Register]:
+        """Yield the registers that an operator reads, and those of which moves, but no copies, make these."""
+        for operand in self.computes[place].operands:
+            register = self._held(operand)
+            yield register
+            while register in self.move_of and not isinstance(self.move_of[register], ValueMove):
+                register = self._held(self.move_of[register].operand)
+                yield register
 
     def _beside(self, operand: Register, reader: int) -> int:
         """
@@ -504,6 +571,8 @@ class _Scheduler:
             for move in slots.get(p, ()):
                 if move.result in gathers:
                     self._start_bucket(gathers[move.result])
+                elif isinstance(move, ValueMove):
+                    self._copy(move)
                 elif move.result not in sharing:
                     self._make(move.result)
                 else:
@@ -514,6 +583,8 @@ class _Scheduler:
                     to_come[key] -= 1
                     if self._is_full(found) or not to_come[key]:
                         self._start_bucket(found)
+            self.stayed += self.staying.get(p, 0)
+            self._make_room(0)
             if p < self.end:
                 compute = self.computes[p]
                 self._cast_meanwhile(casts, [o for o in map(self._held, compute.operands) if self._is_awaited(o)])
@@ -558,10 +629,23 @@ class _Scheduler:
             self.lines.append(move.compute)
             return
         self.lines.append(move)
-        if communicates(move):
+        if communicates(move) or isinstance(move, ValueMove):
             self.pending[register] = (register,)
             self.started[register] = self.done
             self._bound((move,))
+
+    def _copy(self, move: ValueMove) -> None:
+        """Append a copy between the device and its host, after the waits that make room for it."""
+        size, is_back = piece_bytes(self.program, move.operand), move.kind == "from_host"
+        self._make_room(self.window if is_back else size)
+        self._make(move.result)
+        if not is_back:
+            self.leaving.append((move.result, size))
+
+    def _make_room(self, size: int) -> None:
+        """Wait for copies to the host, the oldest first, until the window has room for so many bytes more."""
+        while self.leaving and self.stayed + sum(n for _, n in self.leaving) + size > self.window:
+            self._need(self.leaving.popleft()[0])
 
     def _is_awaited(self, register: Register) -> bool:
         """Return whether reading a register now waits for a collective, so recently did that start."""
@@ -675,10 +759,11 @@ class _Scheduler:
         return self.program.when[made[0]]
 
 
-def _made_by(action: Leaf | Compute | Start | TimeStep) -> tuple[Register, ...]:
+def _made_by(action: Leaf | Compute | Start | TimeStep | ValueMove) -> tuple[Register, ...]:
     """Return the registers that a line makes."""
     return tuple(m.result for m in action.moves) if isinstance(action, Bucket) else makes(action)
 
 
 def _crosses(move: Move | _Cast | None) -> bool:
-    return move is not None and not isinstance(move, _Cast) and communicates(move)
+    """Return whether a move's result must be waited for."""
+    return isinstance(move, ValueMove) or (move is not None and not isinstance(move, _Cast) and communicates(move))

@@ -21,21 +21,33 @@ AUTO = "auto"
 
 KINDS = (*OFFLOADS, AUTO)
 
+ASKED = tuple(kind for kind in OFFLOADS if kind != "none")
+"""The kinds that put something at the host wherever it may be put there."""
+
 
 def check_offload(given: str, in_stages: bool) -> None:
     """
-    Raise `UnityError` for another kind of offload than those of `KINDS`, and for state at the host of a step that is
-    `in_stages`.
+    Raise `UnityError` for another kind of offload than those of `KINDS`, and for one that is asked for of a step that
+    is `in_stages`.
     """
     if given not in KINDS:
         raise UnityError(f"search: offload is {given!a}; it must be one of {', '.join(KINDS)}")
-    if given == "state" and in_stages:
-        raise UnityError("search: offload=state is for a step without stages; leave offload or the stages out")
+    if given in ASKED and in_stages:
+        raise UnityError(f"search: offload={given} is for a step without stages; leave offload or the stages out")
 
 
 def may_offload(machine: Machine, optimizer: Optimizer) -> bool:
     """Return whether there is state to offload, and a link over which it can go."""
     return machine.device.host is not None and optimizer.states > 0
+
+
+def at_host(plan: Graph, kind: str) -> Graph:
+    """
+    Return a placed forward graph with what a kind of offload, one of `ASKED`, says at the host. What the search within
+    the memory has recomputed is saved again then, if values go to the host.
+    """
+    found = replace(plan, offload=kind)
+    return without_recompute(found) if found.offloads_activations else found
 
 
 def least_seconds(

@@ -28,7 +28,7 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import MORE, Refused, needed, shortage_text, size_text
-from unity_ir.search.offload import AUTO, check_offload, least_seconds, may_offload
+from unity_ir.search.offload import ASKED, AUTO, at_host, check_offload, least_seconds, may_offload
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
 from unity_ir.search.recompute.fit import same_plan, with_recompute_and_pieces, without_recompute
@@ -83,8 +83,9 @@ def run(
     or more.
 
     `offload` says what rests in the memory of the host, one of `search.offload.KINDS`: nothing (`none`), the
-    optimizer's state (`state`), or that where memory is short and it costs less than recompute (`auto`, the default of
-    joint and sequential; that of others is `none`). Stages keep all of it on the devices.
+    optimizer's state (`state`), between forward and backward what the one saves for the other (`activations`), both
+    (`all`), or state where memory is short and it costs less than recompute (`auto`, the default of joint and
+    sequential; that of others is `none`). Stages keep all of it on the devices.
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
     cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
@@ -128,12 +129,13 @@ def _run(
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
     given = optimizer or graph.optimizer
     optimizer = given or Optimizer()
-    if offloaded == "state":
+    if offloaded in ASKED:
         _ = machine.host_link
+    if offloaded in ("state", "all"):
         optimizer = optimizer.offloaded
     is_open = offloaded == AUTO and stages is None and may_offload(machine, optimizer)
     start = perf_counter()
-    serial = replace(erase(graph), offload="state" if offloaded == "state" else "none")
+    serial = replace(erase(graph), offload="state" if optimizer.at_host else "none")
     dims: Mapping[str, int] = sample_dims(serial) if micro_batches != 1 else {}
     if micro_batches != 1:
         serial = micro_batch(serial, dims, micro_batches)
@@ -146,14 +148,24 @@ def _run(
                 found = chosen.search(serial, machine, own, SearchContext(optimizer, progress, micro_batches))
         except KeyboardInterrupt:
             found = _at_hand(serial, machine, strategy, optimizer, budget)
-        if optimizer.at_host:
-            found = replace(found, graph=replace(found.graph, offload="state"))
-        return _ended(found, serial, machine, optimizer) if budget.ended else found
+        found = _ended(found, serial, machine, optimizer) if budget.ended else found
+        return with_offload(found)
+
+    def with_offload(found: SearchResult) -> SearchResult:
+        plan = placed(found.graph)
+        if offloaded not in ("activations", "all"):
+            return replace(found, graph=plan)
+        # Bounds are of plans whose values stay on the devices.
+        return replace(found, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
+
+    def placed(plan: Graph) -> Graph:
+        """Return a plan with what was asked for at the host."""
+        return at_host(plan, offloaded) if offloaded in ASKED else plan
 
     on = machine if stages is None else stages.part(machine)
 
     def rivals() -> list[Graph]:
-        return [plan for plan, _ in _baselines(serial, on, optimizer)] if strategy == "joint" else []
+        return [placed(plan) for plan, _ in _baselines(serial, on, optimizer)] if strategy == "joint" else []
 
     def again(plan: Graph, whole: Callable[[Graph], Graph] | None = None) -> Graph:
         found = fitted(plan, whole)
@@ -199,7 +211,9 @@ def _run(
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
     if result.cost.host_shortage:
-        said = f"offload: the state takes {size_text(result.cost.at_host)} of the host for each device, and "
+        what = {"state": "the state takes", "activations": "activations take"}.get(result.graph.offload)
+        said = f"offload: {what or 'state and activations take'} {size_text(result.cost.at_host)} of the host for "
+        said += "each device, and "
         said += f"{machine.name} has {size_text(machine.host_link.memory)}; use more devices, or leave offload out"
         raise DoesNotFit(said, result, machine)
     if need > machine.device.usable:

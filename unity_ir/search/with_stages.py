@@ -27,7 +27,7 @@ from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
-from unity_ir.search.offload import check_offload
+from unity_ir.search.offload import ASKED, check_offload
 from unity_ir.search.pipeline.choice import BoundedFamily, Pair, PipelineBounds, PipelineChoice, best_pipeline, bound
 from unity_ir.search.pipeline.equal import PipelineSearch
 from unity_ir.search.pipeline.orders import ScheduleKind
@@ -126,7 +126,7 @@ def run_with_stages(
         return replace(found, budget=budget)
     is_open = (
         not in_pieces
-        and offload != "state"
+        and offload not in ASKED
         and (stages == "auto" or (stages is None and _may_be_pipeline(graph, machine)))
     )
     pipeline: SearchResult | None = None

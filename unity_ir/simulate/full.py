@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from unity_ir.machine.device import COPIES
 from unity_ir.simulate.streams import TICKS
 from unity_ir.simulate.tasks import UPDATE, Ints, TaskGraph
 
@@ -42,10 +43,11 @@ class Timeline:
     def held_between_tasks(self) -> int:
         """
         Return the most bytes that the first device holds at the end of a task, the optimizer's update left out: what is
-        in the variables of a program's step between its lines.
+        in the variables of a program's step between its lines. Copies between device and host end within others.
         """
         tasks = self.tasks
-        at = [self.ends[t] for t, label in enumerate(tasks.labels) if label.kind != UPDATE]
+        labels = enumerate(tasks.labels)
+        at = [self.ends[t] for t, label in labels if label.kind != UPDATE and label.what not in COPIES]
         begins = np.array([self.starts[tasks.uses[b][0]] for b in range(len(tasks.uses))], dtype=np.int64)
         ends = np.array([self.ends[tasks.uses[b][-1]] for b in range(len(tasks.uses))], dtype=np.int64)
         lasting = np.flatnonzero(begins < ends)

@@ -8,8 +8,10 @@ waits for the current one; it holds its ports. A wait makes the compute stream w
 last. A tensor is held from the line that makes it to the end of the last line that reads it, the operand of a
 collective until that is waited for.
 
-Optimizer state at the host is copied on streams of its own, one for each way, beside kernels (`plan.host_state`). The
-device holds a window of it from the start of its copy from the host to the end of the one back.
+What is copied between a device and its host has streams of its own, one for each way, beside kernels. Of optimizer
+state (`plan.host_state`) the device holds a window from the start of its copy from the host to the end of the one back.
+A value (`plan.host_values`) it holds until its copy to the host was waited for, and again from the start of the copy
+back.
 
 The lines of a step in micro-batches are played once for each of them, with those of the first and of the last; those
 of the loop over the pieces of the loss once for each piece.
@@ -34,7 +36,17 @@ from unity_ir.plan.copies import Copies
 from unity_ir.plan.deadlock import register_names
 from unity_ir.plan.host_state import SLOTS, StateCopy, UpdateAction, WindowUpdate, state_bytes
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
+from unity_ir.plan.program import (
+    Compute,
+    HaloExchange,
+    Leaf,
+    Program,
+    Register,
+    ReshardMove,
+    TimeStep,
+    UpdateWeight,
+    ValueMove,
+)
 from unity_ir.plan.schedule import Action, ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
 from unity_ir.simulate.streams import Classes, Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import (
@@ -76,7 +88,7 @@ def replay(
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())
     count = plan.program.micro_batches if plan.program.part_of is None else 1
     played = count if micro_batches is None else min(count, micro_batches)
-    streams = Streams(machine, tuple(axes), bool(plan.program.state_at_host))
+    streams = Streams(machine, tuple(axes), plan.program.copies_to_host)
     return _Replay(plan, streams, overlap).tasks(played, is_last, under_way, is_first)
 
 
@@ -113,6 +125,8 @@ class _Replay:
         """The collective that makes a register, by device class, until it is waited for."""
         self.started: dict[Register, Start] = {}
         """The collectives that have started and are not waited for yet, by their first result."""
+        self.of_copy: dict[Register, Register] = {}
+        """What copies between the device and its host read that are not waited for yet, by their result."""
         self.held_until: dict[Register, tuple[int, list[int]]] = {}
         """Of collectives that other parts started: the bytes they hold until they are waited for, and their tasks."""
         self.copied: list[tuple[int, list[int]]] = []
@@ -208,6 +222,8 @@ class _Replay:
                 self._wait(registers)
             case TimeStep() as step:
                 self._time_step(step)
+            case ValueMove() as move:
+                self._copy_value(move)
             case start:
                 self._start(start)
 
@@ -306,6 +322,8 @@ class _Replay:
             if register in self.held_until:
                 size, tasks = self.held_until.pop(register)
                 self.copied.append((size, [*tasks, *done]))
+            if register in self.of_copy:
+                self._use([self.of_copy.pop(register)], done)
             if (start := self.started.pop(register, None)) is None:
                 continue
             moves = moves_of(start)
@@ -331,6 +349,20 @@ class _Replay:
         task = self._collective(every, levels, length, label, ())
         for k in every:
             self._on_compute(k, 0, label, [task])
+
+    def _copy_value(self, move: ValueMove) -> None:
+        """Add the copy of a value between the device and its host, beside the kernels that follow."""
+        tensor, streams = self.program.tensors[move.operand], self.streams
+        length = ticks(streams.machine.host_link.seconds(move.kind, self.program.bytes[move.operand]))
+        label = Label(self._kind(move.result), move.kind, self.names[move.operand], tensor)
+        done: list[int] = []
+        for k in streams.where(tensor.layout):
+            # What it reads is made, and the memory that it writes is free, once the kernels before have ended.
+            after = (streams.copies(k, move.kind), streams.compute(k))
+            done.append(self._add(length, after, after[: None if not self.overlap else 1], (), label))
+            self.pending[move.result, k] = done[-1]
+        self.of_copy[move.result] = move.operand
+        self._use((move.operand, move.result), done)
 
     def _copy_state(self, copy: StateCopy) -> None:
         """Add the copy of a window's state, beside kernels, behind what it needs and what has its buffer before."""
@@ -427,7 +459,8 @@ class _Replay:
             states = optimizer.states if register in updated and register not in program.state_at_host else 0
             for k in self.streams.where(self._layout(register)):
                 always[k] += leaf_bytes(program, register, states)
-        used = [(program.held_bytes(r), tasks) for (r, *_), tasks in self.uses.items() if r not in leaves and tasks]
+        elsewhere = leaves | program.values_at_host.keys()
+        used = [(program.held_bytes(r), tasks) for (r, *_), tasks in self.uses.items() if r not in elsewhere and tasks]
         used += self.copied
         used += [(self.window_bytes[number], tasks) for (number, _), tasks in self.state.items()]
         return TaskGraph(

@@ -75,7 +75,8 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     waiting, _ = step_seconds(plan, machine, overlap=False)
     bounds = (emitted_bound(graph, machine, optimizer, everywhere) for everywhere in (False, True))
     lines = throughput_lines(graph, machine, seconds)
-    return Simulated(seconds, waiting, peak(timeline), *counts, *bounds, throughput=lines)
+    copied = plan.bytes_of_copies("to_host"), plan.bytes_of_copies("from_host")
+    return Simulated(seconds, waiting, peak(timeline), *counts, *bounds, copied=copied, throughput=lines)
 
 
 def peak(timeline: Timeline) -> int:

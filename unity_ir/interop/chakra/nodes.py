@@ -23,7 +23,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.host_state import StateCopy, WindowUpdate
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight
+from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight, ValueMove
 from unity_ir.plan.schedule import Start, Wait, communicates, moves_of, piece_bytes
 from unity_ir.simulate.tasks import PlayedLine, TaskGraph
 from unity_ir.simulate.trace import name
@@ -102,7 +102,7 @@ class NodeList:
             case UpdateWeight() as update:
                 for task in own:
                     self.update(plan.program, update, name(tasks.labels[task]), int(tasks.ticks[task]))
-            case StateCopy() | WindowUpdate():
+            case StateCopy() | WindowUpdate() | ValueMove():
                 raise UnityError("chakra: a trace has no copies between a device and its host; leave offload out")
             case None:
                 gradients = (i.grad for i in plan.program.body if isinstance(i, UpdateWeight))

@@ -27,6 +27,7 @@ from unity_ir.plan.program import (
     StateMove,
     TimeStep,
     UpdateWeight,
+    ValueMove,
 )
 
 FORMS = ("annotated", "manual")
@@ -91,7 +92,7 @@ def step_values(step: LocalStep | WholeStep, given: Mapping[Register, SSAValue])
                     keep(register, value)
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
                 values[result] = step.moved(instruction, values[operand])
-            case UpdateWeight() | StateMove():
+            case UpdateWeight() | StateMove() | ValueMove():
                 pass
     return values
 

@@ -294,6 +294,8 @@ class _Printer:
             return "pieces go around a ring by messages that the host starts"
         if self.program.state_at_host:
             return "the optimizer's state rests at the host"
+        if self.program.values_at_host:
+            return "values of the step go to the host and come back"
         return "the optimizer in PyTorch takes numbers from the host" if self.kernels == "torch" else None
 
     # -- the update

@@ -22,6 +22,7 @@ from unity_ir.plan.program import (
     ReshardMove,
     TimeStep,
     UpdateWeight,
+    ValueMove,
     makes,
     reads,
 )
@@ -190,6 +191,8 @@ class StepWriter:
                 return []
             case TimeStep():
                 row = self._time_step(action)
+            case ValueMove():
+                row = self._copy(action)
             case Bucket():
                 row = self._bucket(action)
             case Wait():
@@ -300,6 +303,15 @@ class StepWriter:
         dtype = f", {TORCH_DTYPES[after]}" if before != after else ""
         copied = "" if is_own else ".clone()"
         return self._only(f"accumulated({target}, {operand}{copied}, {self.last_piece}{dtype})", pinned)
+
+    def _copy(self, move: ValueMove) -> Row:
+        """Return the row of a copy of a value to the host, or back."""
+        operand, made = self._use(move.operand), self.makers[move.operand]
+        comment = self._comment(f"of {_printable(made)}", move.operand)
+        if move.kind == "to_host":
+            target = self._name(move.result, f"{made}_at_host")
+            return Row([target], f"to_host(ctx, {target!r}, {operand})", f"to the host, {comment}", (move.result,))
+        return Row([self._name(move.result, made)], f"from_host(ctx, {operand})", f"back, {comment}", (move.result,))
 
     def _part(self, text: str, dim: int) -> str:
         """Return the expression of a micro-batch's part of a tensor along a dim."""

@@ -1,5 +1,8 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-"""Keep the optimizer's state in the memory of the host, and bring it to the device in windows while weights update."""
+"""
+Keep the optimizer's state in the memory of the host, and bring it to the device in windows while weights update. Keep
+there, between forward and backward, values that the forward saves.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ import math
 
 import torch
 
+from unity_ir.lowering.runtime.collectives import Pending
 from unity_ir.lowering.runtime.pieces import Weights, trained
 from unity_ir.lowering.runtime.plan import STATE, STATE_WINDOW, WEIGHTS
 
 # --- copied into the program from here on ---
 
 
-# --- the optimizer's state in the memory of the host, which comes in windows and goes back
+# --- the memory of the host: the optimizer's state, which comes in windows and goes back, and values of the step
 
 
 SLOTS = 3
@@ -180,6 +184,54 @@ class Slot:
 def aligned(size):
     """Return `size` bytes, rounded up to what all kernels load whole vectors from."""
     return math.ceil(size / 256) * 256
+
+
+class ValueAtHost:
+    """A value of the step in the memory of the host: the tensor `x` there."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+VALUES: dict = {}
+"""
+The values of the step at the host, by name and type. Their memory is there for all micro-batches and steps.
+"""
+
+VALUE_MEMORY: dict = {}
+"""The memory of the host that they are in, by device."""
+
+
+class ValueCopy(Pending):
+    """
+    A copy of a value between the device and its host under way. It keeps the tensor on the device until the stream of
+    kernels has waited for the copy, so that what gets that memory next comes after it. (With `record_stream` it would
+    be free only once the host sees that the copy has ended; but the host is ahead, and would take more memory.)
+    """
+
+    def __init__(self, copy, finish, *holds):
+        self._work, self._finish, self.holds, self.ended = copy, finish, holds, None
+
+
+def to_host(ctx, name, x):
+    """Start to copy `x` to the host's memory for `name`; return a ValueCopy with the ValueAtHost."""
+    key = name, x.dtype
+    if key not in VALUES:
+        memory = VALUE_MEMORY.setdefault(ctx.device, HostMemory(ctx.device.type == "cuda"))
+        VALUES[key] = ValueAtHost(memory.zeros(x))
+    value, (_, stream) = VALUES[key], copy_streams(ctx.device)
+    x = x.contiguous()
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream())  # it has made `x`, and read what was here before
+    return ValueCopy(HostCopy([value.x], [x], stream), lambda: value, x)
+
+
+def from_host(ctx, value):
+    """Start to copy a ValueAtHost to the device; return a ValueCopy with a new tensor."""
+    out, (stream, _) = torch.empty_like(value.x, device=ctx.device), copy_streams(ctx.device)
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream())  # kernels may have used the memory of `out`
+    return ValueCopy(HostCopy([out], [value.x], stream), lambda: out, out)
 
 
 def _slot_bytes(rest):
