@@ -581,9 +581,11 @@ class Graph:
     Its weights are the leaves `weight` that its outputs and updates depend on. With `loss_pieces` above 1, a step makes
     its loss in so many pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline`, its operators
     are in stages (`pcg.stages`). With `ring_attention`, the keys and values that attention gathers along a sequence go
-    around a ring instead, wherever they can (`plan.rings`). `offload` says what rests in the memory of the host:
-    nothing (`none`), the optimizer's state (`state`), what the forward saves for the backward (`activations`), or both
-    (`all`).
+    around a ring instead, wherever they can (`plan.rings`). With `exchange_rows` above 0, devices that divide experts
+    without a capacity exchange the rows that go to these, wherever they can, instead of gathering all (`plan.routes`):
+    at most so many times an even share to a device, as many as may come with `inf`. `offload` says what rests in the
+    memory of the host: nothing (`none`), the optimizer's state (`state`), what the forward saves for the backward
+    (`activations`), or both (`all`).
     """
 
     name: str
@@ -595,6 +597,7 @@ class Graph:
     pipeline: Pipeline | None = None
     ring_attention: bool = False
     offload: str = "none"
+    exchange_rows: float = 0.0
 
     @property
     def offloads_state(self) -> bool:
@@ -611,7 +614,7 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload
+        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.exchange_rows
         return hash((self.name, self.inputs, self.outputs, self.updates, how))
 
     @property
@@ -643,7 +646,7 @@ class Graph:
         nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
         updates = [(place(u.weight), place(u.grad)) for u in self.updates]
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload
+        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.exchange_rows
         return _unpickled, (self.name, nodes, *ends, *how)
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
@@ -677,6 +680,7 @@ def _unpickled(
     pipeline: Pipeline | None,
     ring_attention: bool,
     offload: str,
+    exchange_rows: float,
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
@@ -687,7 +691,7 @@ def _unpickled(
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
     leaves = tuple(made[n] for n in inputs)
-    how = optimizer, loss_pieces, pipeline, ring_attention, offload
+    how = optimizer, loss_pieces, pipeline, ring_attention, offload, exchange_rows
     return Graph(name, leaves, tuple(map(at, outputs)), steps, *how)
 
 
@@ -717,7 +721,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
     """
     Return a graph rebuilt node by node, operands first. `replace_node(node, new operands)` is called for each node,
     leaves included, and returns the values that replace the node's results, one for each. Name, optimizer, pipeline,
-    loss pieces, ring attention and offload stay.
+    loss pieces, ring attention, offload and the exchange of rows stay.
     """
     new: dict[Value, Value] = {}
     for node in graph.nodes():
@@ -731,7 +735,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
 def erase(graph: Graph) -> Graph:
     """
     Return the serial graph of a parallel one: without parallel operators and machine views, every value in one piece,
-    the loss in one piece, no stages, nothing at the host.
+    the loss in one piece, no stages, nothing at the host, nothing exchanged.
 
     Two well-typed graphs of the same inputs and outputs compute the same values if their erasures are equal.
     """
@@ -754,4 +758,6 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
             found[node] = divide(node, operands, Configuration())
         return found[node].results
 
-    return replace(rewrite(graph, serial), loss_pieces=1, pipeline=None, ring_attention=False, offload="none"), found
+    made = rewrite(graph, serial)
+    made = replace(made, loss_pieces=1, pipeline=None, ring_attention=False, offload="none", exchange_rows=0.0)
+    return made, found

@@ -306,7 +306,7 @@ def test_weights_are_seen_through_casts():
         ("ep=0", "ep is 0; a degree is 1 or more"),
         ("ep=3", "ep=3 is no product of the innermost mesh axes of boxes, 2 x 2 x 2; use 1, 2, 4 or 8"),
         ("tp=2,ep=8", "ep=8 is no product of the innermost mesh axes of boxes, 2 x 2; use 1, 2 or 4"),
-        ("tp=2,ep=2", "ep=2 divides experts that have a capacity, which this graph lacks; leave it out"),
+        ("tp=2,ep=2", "ep=2 divides experts that take some tokens each, which this graph lacks; leave it out"),
         ("tp=3", "tp=3 is no product of the innermost mesh axes of boxes, 2 x 2 x 2; use 1, 2, 4 or 8"),
         ("tp=2,dp=8", "dp=8 times tp=2 is 16 devices, but boxes has 8; use dp=4"),
         ("tp=8", "tp=8 does not divide 4 heads of attention; use a divisor of them"),
