@@ -11,6 +11,7 @@ from functools import cache
 from math import inf
 
 import pytest
+from graphs import boxes
 
 from unity_ir.cost.kernels import kernel_of_line
 from unity_ir.cost.plan import cost
@@ -26,6 +27,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_graph
 from unity_ir.plan.program import Compute, Program, ReshardMove, RowMove
 from unity_ir.plan.routes import with_routes
+from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.simulate.report import as_emitted
 
@@ -159,6 +161,29 @@ def test_a_step_with_a_smaller_bound_holds_less():
     ]
     assert peaks == sorted(peaks)
     assert peaks[0] < peaks[-1]
+
+
+LARGE = {**MOE, "layers": 1, "batch": 4, "sequence": 1024, "hidden": 512, "intermediate": 512, "experts": 32}
+
+
+@pytest.mark.slow
+def test_the_joint_search_takes_it_where_it_is_faster():
+    machine = boxes(2, 2, bandwidth=2e10)
+    serial = build("moe", **{**LARGE, "dispatch": "sparse", "vocabulary": 64})
+    options: tuple[dict[str, bool | float], ...] = ({}, {"imbalance": 1.5}, {"exchange": False})
+    found, bounded, without = (run(serial, machine, "joint", ADAMW, given).graph for given in options)
+    assert (found.exchange_rows, bounded.exchange_rows, without.exchange_rows) == (inf, 1.5, 0)
+    seconds, most, gathered = (as_emitted(each, machine, ADAMW)[0] for each in (found, bounded, without))
+    assert max(seconds, most) < gathered
+    assert replace(erase(found), optimizer=None) == serial
+
+
+def test_the_joint_search_gathers_where_that_is_faster():
+    """Each move has a start of its own, which takes longer than the little that is moved."""
+    machine = boxes(2, overhead=1e-3, bandwidth=1e12)
+    assert run(graph(), machine, "joint", ADAMW).graph.exchange_rows == 0
+    with pytest.raises(UnityError, match=r"^search: imbalance is 0\.5; it is a number of 1 or more$"):
+        run(graph(), machine, "joint", ADAMW, {"imbalance": 0.5})
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,7 @@ def test_expert_parallelism_of_every_degree_is_a_baseline():
             assert found[f"degrees,zero=2,ep={ep}"] == recipe(serial, machine, Degrees(zero=2, ep=ep))
     assert expert_degrees(serial, machine) == [2, 4]
     assert expert_degrees(build("moe", **MIXTURE, dispatch="sparse"), machine) == []
+    assert expert_degrees(build("moe", **MIXTURE, dispatch="sparse"), machine, ["routed_matmul"]) == [2, 4]
 
 
 @pytest.mark.parametrize("group", [8, 16, 32, 64])

@@ -255,24 +255,25 @@ def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
             raise UnityError(f"degrees: tp={tp} does not divide {said} heads of attention; use a divisor of them")
 
 
-def expert_degrees(graph: Graph, machine: Machine) -> list[int]:
+def expert_degrees(graph: Graph, machine: Machine, products: Collection[str] = (EXPERT_MATMUL.name,)) -> list[int]:
     """
     Return the degrees above 1 of expert parallelism without tensor parallelism that a serial graph and a machine allow,
-    in ascending order: none for a graph without experts that have a capacity.
+    in ascending order: none for a graph without experts that compute by these `products`, by default those of experts
+    with a capacity.
     """
-    sizes, counts = machine.mesh.sizes, _expert_counts(graph)
+    sizes, counts = machine.mesh.sizes, _expert_counts(graph, products)
     degrees = [prod(sizes[first:]) for first in reversed(range(len(sizes)))]
     return [ep for ep in degrees if counts and all(count % ep == 0 for count in counts)]
 
 
-def _expert_counts(graph: Graph, products: Collection[str] = (EXPERT_MATMUL.name,)) -> set[int]:
-    """Return the numbers of experts in layers whose experts have a capacity, or whose rows have such `products`."""
+def _expert_counts(graph: Graph, products: Collection[str]) -> set[int]:
+    """Return the numbers of experts of the layers that have such products."""
     return {n.operands[1].shape[0] for n in graph.nodes() if n.op in products}
 
 
 def _check_experts(graph: Graph, degrees: Degrees) -> None:
     ep, dropless = degrees.ep, _expert_counts(graph, OF_ROWS)
-    counts = _expert_counts(graph) | dropless
+    counts = _expert_counts(graph, (EXPERT_MATMUL.name,)) | dropless
     if not counts:
         raise UnityError(
             f"degrees: ep={ep} divides experts that take some tokens each, which this graph lacks; leave it out, or "
