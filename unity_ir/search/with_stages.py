@@ -272,17 +272,19 @@ class _Pipelines:
 
             def expecting(pair: Pair) -> None:
                 worker = stack.enter_context(ForkedWorker(rewriting.helps, beside=is_large))
-                asked.append(_Asked(worker, worker.ask((pair, 0.0))))
+                asked.append(_Asked(worker, pair, worker.ask((pair, 0.0))))
 
             choice = best_pipeline(search, parts, self.micro_batches, schedule, than, expecting)
             if choice is None:
                 return None
             bounded = bounding.ask(BoundedFamily.of(choice.plan))
+            (first,) = asked
             question = (choice.plan.parts, choice.plan.micro_batches), choice.plan.makespan * limits().faster
-            answer = asked[0].worker.ask(question)
+            answer = first.worker.ask(question)
             step, priced = self._priced(choice, is_large)
             try:
-                asked[0].expected()
+                if question[0] == first.pair:
+                    first.expected()  # counts its work
                 explored, is_better = answer()
             except OutOfBudget:
                 explored, is_better = 0, False
@@ -323,9 +325,10 @@ Rewritten = tuple[PipelineChoice | None, tuple[RuleApplication, ...]]
 
 @dataclass(frozen=True)
 class _Asked:
-    """A worker that rewrites, and its answer to what was asked of it first."""
+    """A worker that rewrites, the pair that was expected to be chosen, and its answer for that."""
 
     worker: ForkedWorker[tuple[Pair, float], tuple[int, bool]]
+    pair: Pair
     expected: Callable[[], tuple[int, bool]]
 
 
