@@ -190,6 +190,10 @@ def test_the_joint_search_gathers_where_that_is_faster():
     ("degrees", "said"),
     [
         ({"exchange": True}, "degrees: exchange=true exchanges rows among the devices of ep; add ep=2 or more"),
+        (
+            {"ep": 2, "tp": 2, "exchange": True},
+            "degrees: exchange=true exchanges rows that dp and ep alone divide; leave tp and cp out",
+        ),
         ({"ep": 2, "imbalance": 2.0}, "degrees: imbalance=2.0 bounds the rows that are exchanged; add exchange=true"),
         ({"ep": 2, "exchange": True, "imbalance": 0.5}, "degrees: imbalance is 0.5; it is a number of 1 or more"),
         ({"ep": 2, "exchange": True, "imbalance": inf}, "degrees: imbalance is inf; it is a number of 1 or more"),

@@ -115,6 +115,8 @@ class Degrees:
             raise UnityError("degrees: ring=true hands keys and values on over the devices of cp; add cp=2 or more")
         if self.exchange and self.ep == 1:
             raise UnityError("degrees: exchange=true exchanges rows among the devices of ep; add ep=2 or more")
+        if self.exchange and self.tp * self.cp > 1:
+            raise UnityError("degrees: exchange=true exchanges rows that dp and ep alone divide; leave tp and cp out")
         if self.imbalance is not None and not self.exchange:
             raise UnityError(
                 f"degrees: imbalance={self.imbalance} bounds the rows that are exchanged; add exchange=true"
