@@ -61,6 +61,9 @@ RING_ATTENTION = "pcg.ring_attention"
 OFFLOAD = "pcg.offload"
 """The function attribute that says what rests in the memory of the host, if anything."""
 
+STAYING = "pcg.staying"
+"""The function attribute that says how many bytes of saved values stay on each device, where others go to the host."""
+
 LOSS_PIECES = "pcg.loss_pieces"
 """The function attribute that holds the number of pieces of the tokens in which a step makes its loss, if not 1."""
 
@@ -133,8 +136,8 @@ def to_graph(func: FuncOp) -> Graph:
                 raise UnityError(f"{where}: {op.name} is not an operator of pcg; a graph has no other operations")
         values.update(zip(op.results, node.results, strict=True))
     pipeline = to_pipeline(f"@{name}: {PIPELINE}", func.attributes.get(PIPELINE))
-    how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _ring_attention(func), _offload(func)
-    return Graph(name, inputs, outputs, tuple(updates), *how)
+    how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _ring_attention(func)
+    return Graph(name, inputs, outputs, tuple(updates), *how, _offload(func), _staying(func))
 
 
 def _inputs(func: FuncOp, block: Block, where: str) -> tuple[Node, ...]:
@@ -224,6 +227,15 @@ def _offload(func: FuncOp) -> str:
     return attribute.data
 
 
+def _staying(func: FuncOp) -> int:
+    attribute = func.attributes.get(STAYING)
+    if attribute is None:
+        return 0
+    if not isinstance(attribute, IntegerAttr) or attribute.value.data < 1:
+        raise UnityError(f"@{func.sym_name.data}: {STAYING} is {attribute}; it must be a number of bytes, 1 or more")
+    return attribute.value.data
+
+
 def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
     """
     Read a pipeline schedule, and how many ranks and chunks it has, from a dictionary attribute such as `{order =
@@ -299,6 +311,8 @@ def from_graph(graph: Graph) -> FuncOp:
         func.attributes[RING_ATTENTION] = UnitAttr()
     if graph.offload != "none":
         func.attributes[OFFLOAD] = StringAttr(graph.offload)
+    if graph.staying:
+        func.attributes[STAYING] = IntegerAttr(graph.staying, i64)
     if graph.pipeline is not None:
         func.attributes[PIPELINE] = from_pipeline(graph.pipeline)
     return func

@@ -583,7 +583,7 @@ class Graph:
     are in stages (`pcg.stages`). With `ring_attention`, the keys and values that attention gathers along a sequence go
     around a ring instead, wherever they can (`plan.rings`). `offload` says what rests in the memory of the host:
     nothing (`none`), the optimizer's state (`state`), what the forward saves for the backward (`activations`), or both
-    (`all`).
+    (`all`). Of what is saved, `staying` bytes stay on each device beside a window (`plan.host_values`).
     """
 
     name: str
@@ -595,6 +595,7 @@ class Graph:
     pipeline: Pipeline | None = None
     ring_attention: bool = False
     offload: str = "none"
+    staying: int = 0
 
     @property
     def offloads_state(self) -> bool:
@@ -611,7 +612,7 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload
+        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.staying
         return hash((self.name, self.inputs, self.outputs, self.updates, how))
 
     @property
@@ -643,7 +644,7 @@ class Graph:
         nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
         updates = [(place(u.weight), place(u.grad)) for u in self.updates]
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload
+        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.staying
         return _unpickled, (self.name, nodes, *ends, *how)
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
@@ -677,6 +678,7 @@ def _unpickled(
     pipeline: Pipeline | None,
     ring_attention: bool,
     offload: str,
+    staying: int,
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
@@ -687,7 +689,7 @@ def _unpickled(
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
     leaves = tuple(made[n] for n in inputs)
-    how = optimizer, loss_pieces, pipeline, ring_attention, offload
+    how = optimizer, loss_pieces, pipeline, ring_attention, offload, staying
     return Graph(name, leaves, tuple(map(at, outputs)), steps, *how)
 
 
@@ -717,7 +719,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
     """
     Return a graph rebuilt node by node, operands first. `replace_node(node, new operands)` is called for each node,
     leaves included, and returns the values that replace the node's results, one for each. Name, optimizer, pipeline,
-    loss pieces, ring attention and offload stay.
+    loss pieces, ring attention and offload stay as they are.
     """
     new: dict[Value, Value] = {}
     for node in graph.nodes():
@@ -754,4 +756,5 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
             found[node] = divide(node, operands, Configuration())
         return found[node].results
 
-    return replace(rewrite(graph, serial), loss_pieces=1, pipeline=None, ring_attention=False, offload="none"), found
+    plain = rewrite(graph, serial)
+    return replace(plain, loss_pieces=1, pipeline=None, ring_attention=False, offload="none", staying=0), found
