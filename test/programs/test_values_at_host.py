@@ -94,8 +94,8 @@ def test_steps_are_those_of_pytorch(ranks: Ranks, case: str):
     [
         ("dgx-a100:1x1", "gpt2", {"layers": 6}),
         ("dgx-a100:1x1", "llama3_8b", {"layers": 6, "micro_batches": 2}),
-        ("dgx-a100:1x2", "llama3_8b", {"layers": 6, "recompute": "attention"}),
-        ("dgx-a100:1x2", "gpt2", {"layers": 6, "loss_pieces": "2", "kernels": "triton"}),
+        ("dgx-a100:1x2", "llama3_8b", {"layers": 6, "recompute": "attention", "degrees": {"zero": 2}}),
+        ("dgx-a100:1x2", "gpt2", {"layers": 6, "loss_pieces": "2", "kernels": "triton", "degrees": {"zero": 2}}),
         ("dgx-a100:1x4", "moe", {"layers": 4, "degrees": {"ep": 2}}),
     ],
 )

@@ -67,11 +67,12 @@ def held(
     mesh: Mesh,
     optimizer: Optimizer,
     may_go: Callable[[Value], bool] | None = None,
+    staying: int = 0,
 ) -> Mapping[str, int]:
     """
     Return the bytes held at the end of the forward on the device that holds most, by kind (`HOLDS`: weights, gradients,
     optimizer state, activations). Those activations that `may_go`, if they are large, are in the memory
-    of the host but for a window of them (`plan.host_values`).
+    of the host, but for a window of them and `staying` bytes (`plan.host_values`).
 
     `values` are (value, layout) pairs of the values that are held in the layout in which they are made or stored,
     leaves included. `weights` are the weights that are updated. `reshards` are the held copies of values in other
@@ -101,7 +102,7 @@ def held(
             found.add("activations", size := _layout_bytes(value, target, mesh), target)
             if may_go is not None and may_go(value) and not pins_of(target):
                 going.append(size)
-    found.add("activations", -bytes_at_host(going), ())
+    found.add("activations", -bytes_at_host(going, staying), ())
     return found.most()
 
 

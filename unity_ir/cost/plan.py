@@ -123,6 +123,8 @@ class PlanCost:
     """Bytes on the device that holds most, by kind (see `cost.memory.HOLDS`)."""
     at_host: int = 0
     """Bytes of the host's memory that the device which holds most has there."""
+    activations_at_host: int = 0
+    """Those of them that are activations."""
     emitted: tuple[tuple[Move, str], ...] | None = None
     """
     Every move of an iteration where a plan exchanges rows of experts (`plan.routes`), of which `reshards` say nothing;
@@ -296,8 +298,8 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     memory = held_with = _held(graph, placement, again | part.keys(), weights, left, optimizer)
     if graph.offloads_activations:
         memory = _held(graph, placement, again | part.keys(), weights, left, optimizer, _may_go(graph))
-    at_host = held_with["activations"] - memory["activations"]
-    at_host += optimizer.states * memory["gradients"] if optimizer.at_host else 0
+    activations_at_host = held_with["activations"] - memory["activations"]
+    at_host = activations_at_host + (optimizer.states * memory["gradients"] if optimizer.at_host else 0)
     if any(is_master_at_host(node, optimizer) for node in weights):
         at_host += memory["gradients"]
     return PlanCost(
@@ -309,6 +311,7 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
         update,
         memory=memory,
         at_host=at_host,
+        activations_at_host=activations_at_host,
         additions=_additions(graph, part, with_gradient, machine),
         emitted=_emitted(graph, machine, optimizer) if graph.exchange_rows else None,
     )
@@ -422,7 +425,8 @@ def _held(
         keeps = Keeps(graph)
         made = [v for v in made if v.node.is_leaf or v in keeps.values]
         brought = [(r.value, r.target, r.forward) for r in between if _read_there(r, keeps)]
-    return held([(v, placement.layouts[v]) for v in made], weights, brought, placement.mesh, optimizer, may_go)
+    values = [(v, placement.layouts[v]) for v in made]
+    return held(values, weights, brought, placement.mesh, optimizer, may_go, graph.staying)
 
 
 def _may_go(graph: Graph) -> Callable[[Value], bool]:

@@ -69,6 +69,9 @@ IMBALANCE = "pcg.imbalance"
 OFFLOAD = "pcg.offload"
 """The function attribute that says what rests in the memory of the host, if anything."""
 
+STAYING = "pcg.staying"
+"""The function attribute that says how many bytes of saved values stay on each device, where others go to the host."""
+
 LOSS_PIECES = "pcg.loss_pieces"
 """The function attribute that holds the number of pieces of the tokens in which a step makes its loss, if not 1."""
 
@@ -144,7 +147,7 @@ def to_graph(func: FuncOp) -> Graph:
         values.update(zip(op.results, node.results, strict=True))
     pipeline = to_pipeline(f"@{name}: {PIPELINE}", func.attributes.get(PIPELINE))
     how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _is_set(func, RING_ATTENTION), _offload(func)
-    return Graph(name, inputs, outputs, tuple(updates), *how, _exchange_rows(func))
+    return Graph(name, inputs, outputs, tuple(updates), *how, _staying(func), _exchange_rows(func))
 
 
 def _check_counts(op: NodeOp, where: str) -> None:
@@ -246,6 +249,15 @@ def _offload(func: FuncOp) -> str:
     return attribute.data
 
 
+def _staying(func: FuncOp) -> int:
+    attribute = func.attributes.get(STAYING)
+    if attribute is None:
+        return 0
+    if not isinstance(attribute, IntegerAttr) or attribute.value.data < 1:
+        raise UnityError(f"@{func.sym_name.data}: {STAYING} is {attribute}; it must be a number of bytes, 1 or more")
+    return attribute.value.data
+
+
 def exchange_of(where: str, is_set: bool, imbalance: Attribute | None) -> float:
     """
     Return `Graph.exchange_rows` of two attributes: whether rows are exchanged, and how many times an even share a
@@ -340,6 +352,8 @@ def from_graph(graph: Graph) -> FuncOp:
         func.attributes[IMBALANCE] = FloatAttr(graph.exchange_rows, f64)
     if graph.offload != "none":
         func.attributes[OFFLOAD] = StringAttr(graph.offload)
+    if graph.staying:
+        func.attributes[STAYING] = IntegerAttr(graph.staying, i64)
     if graph.pipeline is not None:
         func.attributes[PIPELINE] = from_pipeline(graph.pipeline)
     return func

@@ -8,7 +8,7 @@ only what lies after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakValueDictionary, ref
@@ -581,11 +581,12 @@ class Graph:
     Its weights are the leaves `weight` that its outputs and updates depend on. With `loss_pieces` above 1, a step makes
     its loss in so many pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline`, its operators
     are in stages (`pcg.stages`). With `ring_attention`, the keys and values that attention gathers along a sequence go
-    around a ring instead, wherever they can (`plan.rings`). With `exchange_rows` above 0, devices that divide experts
-    without a capacity exchange the rows that go to these, wherever they can, instead of gathering all (`plan.routes`):
-    at most so many times an even share to a device, as many as may come with `inf`. `offload` says what rests in the
-    memory of the host: nothing (`none`), the optimizer's state (`state`), what the forward saves for the backward
-    (`activations`), or both (`all`).
+    around a ring instead, wherever they can (`plan.rings`). `offload` says what rests in the memory of the host:
+    nothing (`none`), the optimizer's state (`state`), what the forward saves for the backward (`activations`), or both
+    (`all`). Of what is saved, `staying` bytes stay on each device beside a window (`plan.host_values`). With
+    `exchange_rows` above 0, devices that divide experts without a capacity exchange the rows that go to these, wherever
+    they can, instead of gathering all (`plan.routes`): at most so many times an even share to a device, as many as may
+    come with `inf`.
     """
 
     name: str
@@ -597,6 +598,7 @@ class Graph:
     pipeline: Pipeline | None = None
     ring_attention: bool = False
     offload: str = "none"
+    staying: int = 0
     exchange_rows: float = 0.0
 
     @property
@@ -614,8 +616,12 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.exchange_rows
-        return hash((self.name, self.inputs, self.outputs, self.updates, how))
+        return hash((self.name, self.inputs, self.outputs, self.updates, *self._how))
+
+    @property
+    def _how(self) -> tuple[object, ...]:
+        """The fields that say how the step is run, in order: all from `optimizer` on."""
+        return tuple(getattr(self, field.name) for field in fields(self)[4:])
 
     @property
     def roots(self) -> tuple[Value, ...]:
@@ -646,8 +652,7 @@ class Graph:
         nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
         updates = [(place(u.weight), place(u.grad)) for u in self.updates]
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.exchange_rows
-        return _unpickled, (self.name, nodes, *ends, *how)
+        return _unpickled, (self.name, nodes, *ends, self._how)
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
         """
@@ -675,12 +680,7 @@ def _unpickled(
     inputs: Iterable[int],
     outputs: Iterable[_Place],
     updates: Iterable[tuple[_Place, _Place]],
-    optimizer: Optimizer | None,
-    loss_pieces: int,
-    pipeline: Pipeline | None,
-    ring_attention: bool,
-    offload: str,
-    exchange_rows: float,
+    how: tuple[Any, ...],
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
@@ -691,7 +691,6 @@ def _unpickled(
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
     leaves = tuple(made[n] for n in inputs)
-    how = optimizer, loss_pieces, pipeline, ring_attention, offload, exchange_rows
     return Graph(name, leaves, tuple(map(at, outputs)), steps, *how)
 
 
@@ -759,5 +758,7 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
         return found[node].results
 
     made = rewrite(graph, serial)
-    made = replace(made, loss_pieces=1, pipeline=None, ring_attention=False, offload="none", exchange_rows=0.0)
+    made = replace(
+        made, loss_pieces=1, pipeline=None, ring_attention=False, offload="none", staying=0, exchange_rows=0.0
+    )
     return made, found

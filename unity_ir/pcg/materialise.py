@@ -107,7 +107,7 @@ def materialise(
                 new[value] = apply_reshard(new[value], made[value], rests[value], mesh)
                 made[value] = rests[value]
     inputs, outputs = tuple(leaves[n] for n in graph.inputs), tuple(new[v] for v in graph.outputs)
-    return Graph(graph.name, inputs, outputs, offload=graph.offload)
+    return Graph(graph.name, inputs, outputs, offload=graph.offload, staying=graph.staying)
 
 
 def _stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:

@@ -8,11 +8,11 @@ micro-batch: no copy is under way from one micro-batch to the next. All values g
 - have `VALUE_BYTES` or more on a device, and are made of inputs by operators or collectives (weights, what is gathered
   or cast of them, and what all micro-batches share stay);
 - the loss does not read, as its backward would read them at once;
-- are not among the first that the backward reads, which take a window together.
+- are not among the first that the backward reads, which take a window together, or among as many more as are to stay.
 
 Copies to the host hold their values until they are waited for; the plan (`plan.schedule`) does that when those under
-way, with the values that stay, would take more than a window (`window_bytes`). A copy from the host begins as soon as
-it, and what is on the device for the backward that it has not read yet, take a window at most.
+way would take more than a window (`window_bytes`), or with the values that stay more than these. A copy from the host
+begins as soon as it, and what is on the device for the backward that it has not read yet, take no more than that.
 """
 
 from __future__ import annotations
@@ -54,16 +54,14 @@ which may be made at its end, while attention takes most of the time.
 
 
 def window_bytes(sizes: Sequence[int]) -> int:
-    """
-    Return the bytes of a window (module docstring). `sizes` are the bytes of each value that goes.
-    """
+    """Return the bytes of a window (module docstring). `sizes` are the bytes of each value that goes."""
     return max(VALUE_WINDOW, 2 * max(sizes, default=0), int(WINDOW_PART * sum(sizes)))
 
 
-def bytes_at_host(sizes: Sequence[int]) -> int:
-    """Return about how many bytes go of saved values that have so many bytes each."""
+def bytes_at_host(sizes: Sequence[int], staying: int = 0) -> int:
+    """Return about how many bytes go of saved values that have `sizes`, if `staying` bytes stay beside a window."""
     large = [size for size in sizes if size >= VALUE_BYTES]
-    return max(sum(large) - window_bytes(large), 0)
+    return max(sum(large) - window_bytes(large) - staying, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +136,25 @@ def _may_go(program: Program, register: Register) -> bool:
     return is_each and program.bytes[register] >= VALUE_BYTES and not tensor.row and not pins_of(tensor.layout)
 
 
-def values_to_host(program: Program) -> frozenset[Register]:
-    """Return the values of a step that go (module docstring)."""
+def values_to_host(program: Program, staying: int = 0) -> frozenset[Register]:
+    """
+    Return the values of a step that go (module docstring), where `staying` bytes are to stay beside a
+    window. They are spread over the step, so that the link has as much to do as long as it lasts.
+    """
     values = saved_values(program)
-    room = window_bytes([program.bytes[value.register] for value in values])
+    sizes = [program.bytes[value.register] for value in values]
+    room = window_bytes(sizes)
+    part = staying / max(sum(sizes) - room, 1)
     going: set[Register] = set()
-    for value in values:
-        room -= program.bytes[value.register]
+    due = 0.0
+    for value, size in zip(values, sizes, strict=True):
+        room -= size
         if room < 0:
-            going.add(value.register)
+            due += part * size
+            if due >= size:
+                due -= size
+            else:
+                going.add(value.register)
     return frozenset(going)
 
 
@@ -192,6 +200,18 @@ def with_values_at_host(program: Program, values: Collection[Register]) -> Progr
             at_host[register] = new(register)
             body.append(ValueMove(register, at_host[register], "to_host"))
     return replace(program, tensors=tensors, body=tuple(body))
+
+
+def still_going(program: Program, going: Collection[Register], staying: Collection[Register]) -> frozenset[Register]:
+    """
+    Return the values that go of a step whose operators were fused since the values `going` and `staying` were chosen:
+    the former, and what kernels save in their place. What these save of values that stay is read earlier, and stays.
+    """
+    values = saved_values(program)
+    first = min((value.first for value in values if value.register in going), default=0)
+    return values_to_host(program).intersection(
+        v.register for v in values if v.register in going or (v.first > first and v.register not in staying)
+    )
 
 
 def without_values_at_host(program: Program) -> tuple[Program, frozenset[Register]]:

@@ -78,10 +78,9 @@ def lower(graph: Graph, machine: Machine) -> Program:
         program = in_loss_pieces(program, graph.loss_pieces, lowering.made_by(head(graph)))
     if not graph.offloads_activations or program.optimizer is None:
         return program
-    _ = machine.host_link
     if graph.pipeline is not None:
         raise UnityError("offload: a step in stages keeps its values on the devices; leave offload or the stages out")
-    return with_values_at_host(program, values_to_host(program))
+    return with_values_at_host(program, values_to_host(program, graph.staying))
 
 
 class _Lowering:

@@ -35,7 +35,7 @@ from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, ranks_of_move
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.host_state import WINDOW_BYTES, StateCopy, UpdateAction, state_bytes, update_lines
-from unity_ir.plan.host_values import values_to_host, with_values_at_host, without_values_at_host
+from unity_ir.plan.host_values import still_going, with_values_at_host, without_values_at_host
 from unity_ir.plan.kept_casts import with_kept_casts
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
@@ -476,7 +476,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     fit the step's stages.
     """
     options = options or DEFAULT
-    copies_values = bool(program.values_at_host)
+    going = {*program.values_at_host.values()}
     program, staying = without_values_at_host(program)
     if not options.eager:
         are_casts_read = program.casts_alone or program.state_at_host
@@ -490,7 +490,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
         program = with_savings(program, only_results=options.eager)
     if options.order is not None and program.pipeline is None:
         raise UnityError(f"pipeline schedule {options.order.name}: the plan has no stages; leave the schedule out")
-    if program.pipeline is not None and (program.state_at_host or copies_values):
+    if program.pipeline is not None and (program.state_at_host or going):
         what = "state" if program.state_at_host else "values"
         raise UnityError(f"offload: a step in stages keeps its {what} on the devices; leave offload or the stages out")
     if program.pipeline is not None and program.optimizer is not None:
@@ -500,9 +500,9 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     program = _with_products(program, options)
     if not options.eager:
         program = with_short_gradients(program)
-    if copies_values:
+    if going:
         # Kernels may save other values: what is cast in their readers, what attention has summed up.
-        program = with_values_at_host(program, values_to_host(program) - staying)
+        program = with_values_at_host(program, still_going(program, going, staying))
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from math import prod
 
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
@@ -324,6 +325,8 @@ class _Scheduler:
         self.window = window_bytes([program.bytes[r] for r in program.values_at_host])
         self.staying: dict[int, int] = {}
         """Bytes that stay on the device for the backward, by the operator before which the forward has read them."""
+        self.room = self.window
+        """Most bytes of these together with copies that are under way, or not read yet."""
         self.stayed = 0
         """Bytes of those made so far."""
 
@@ -447,23 +450,24 @@ class _Scheduler:
         for value in staying:
             place = max(last.get(value, -1) + 1, self._made_at(value))
             self.staying[place] = self.staying.get(place, 0) + piece_bytes(self.program, value)
-        coming = [(first[value], value) for value in staying]
+        self.room = max(self.window, sum(self.staying.values()))
+        unread = [(first[value], piece_bytes(self.program, value)) for value in staying]
+        heapify(unread)
+        coming: list[tuple[int, Register]] = []
         for move in copies:
             if move.kind == "to_host":
                 value = self._held(move.operand)
                 slots[move.result] = max(last.get(value, -1) + 1, self._made_at(value))
             else:
                 coming.append((first.get(move.result, self.end), move.result))
-        unread: deque[tuple[int, int]] = deque()
-        at, held = loss + 1, 0
+        at, held = loss + 1, sum(size for _, size in unread)
         for reader, register in sorted(coming):
             size = piece_bytes(self.program, register)
-            if register in self.move_of and isinstance(self.move_of[register], ValueMove):
-                while unread and held + size > self.window:
-                    at = max(at, unread[0][0] + 1)
-                    held -= unread.popleft()[1]
-                slots[register] = min(at, reader)
-            unread.append((reader, size))
+            while unread and held + size > self.room:
+                place, read = heappop(unread)
+                at, held = max(at, place + 1), held - read
+            slots[register] = min(at, reader)
+            heappush(unread, (reader, size))
             held += size
         return slots
 
@@ -648,8 +652,9 @@ class _Scheduler:
             self.leaving.append((move.result, size))
 
     def _make_room(self, size: int) -> None:
-        """Wait for copies to the host, the oldest first, until the window has room for so many bytes more."""
-        while self.leaving and self.stayed + sum(n for _, n in self.leaving) + size > self.window:
+        """Wait for copies to the host, the oldest first, until there is room for so many bytes more."""
+        most = min(self.window, self.room - self.stayed)
+        while self.leaving and sum(n for _, n in self.leaving) + size > most:
             self._need(self.leaving.popleft()[0])
 
     def _is_awaited(self, register: Register) -> bool:

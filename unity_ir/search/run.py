@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 from unity_ir.budget import Budget, OutOfBudget, within
@@ -31,7 +32,7 @@ from unity_ir.search.memory.lagrangian import MORE, Refused, needed, shortage_te
 from unity_ir.search.offload import ASKED, AUTO, at_host, check_offload, least_seconds, may_offload
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
-from unity_ir.search.recompute.fit import same_plan, with_recompute_and_pieces, without_recompute
+from unity_ir.search.recompute.fit import recomputed, same_plan, with_recompute_and_pieces, without_recompute
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
@@ -84,7 +85,7 @@ def run(
 
     `offload` says what rests in the memory of the host, one of `search.offload.KINDS`: nothing (`none`), the
     optimizer's state (`state`), between forward and backward what the one saves for the other (`activations`), both
-    (`all`), or state where memory is short and it costs less than recompute (`auto`, the default of joint and
+    (`all`), or any of these where memory is short and it costs less than recompute (`auto`, the default of joint and
     sequential; that of others is `none`). Stages keep all of it on the devices.
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
@@ -94,13 +95,13 @@ def run(
     offloaded = _offload(strategy, offload, stages)
     given = strategy, optimizer, options, progress, budget, micro_batches, recompute, loss_pieces, stages
     try:
-        return _run(graph, machine, *given, offloaded)
+        return _run(graph, machine, *given, offloaded, offloaded == AUTO)
     except (DoesNotFit, Refused):
         found = optimizer or graph.optimizer or Optimizer()
-        if offloaded == AUTO and stages is None and may_offload(machine, found):
+        if offloaded == AUTO and stages is None and may_offload(machine) and found.states:
             # With all state at the host, other layouts may fit.
             with suppress(UnityError):
-                return _run(graph, machine, *given, "state")
+                return _run(graph, machine, *given, "state", True)
         raise
 
 
@@ -117,8 +118,12 @@ def _run(
     loss_pieces: str | None,
     stages: Stages | None,
     offloaded: str,
+    is_compared: bool,
 ) -> SearchResult:
-    """Search as `run` does, with a kind of offload, one of `search.offload.KINDS`, for the layouts found alone."""
+    """
+    Search as `run` does, with a kind of offload, one of `search.offload.KINDS`, for the layouts found alone. With
+    `is_compared`, these are compared with the same ones with more at the host.
+    """
     chosen = strategy_named(strategy)
     if stages is not None:
         if micro_batches == 1:
@@ -133,7 +138,7 @@ def _run(
         _ = machine.host_link
     if offloaded in ("state", "all"):
         optimizer = optimizer.offloaded
-    is_open = offloaded == AUTO and stages is None and may_offload(machine, optimizer)
+    is_open = is_compared and stages is None and may_offload(machine)
     start = perf_counter()
     serial = replace(erase(graph), offload="state" if optimizer.at_host else "none")
     dims: Mapping[str, int] = sample_dims(serial) if micro_batches != 1 else {}
@@ -171,7 +176,10 @@ def _run(
         found = fitted(plan, whole)
         if not is_open:
             return found
-        return least_seconds(found, plan, lambda plan: fitted(plan, whole), whole or same_plan, machine, optimizer)
+        own = partial(fitted, whole=whole)
+        few = partial(recomputed, kind="attention", machine=on, optimizer=optimizer, whole=whole)
+        step = whole or same_plan
+        return least_seconds(found, plan, own, few if kind == "auto" else None, step, machine, optimizer)
 
     def fitted(plan: Graph, whole: Callable[[Graph], Graph] | None) -> Graph:
         found = with_recompute_and_pieces(plan, kind, pieces, on, optimizer, whole, on=machine)

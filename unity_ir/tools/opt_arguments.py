@@ -102,7 +102,7 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             help="with --search: what rests in the memory of the host: none, state, activations, all, auto; also with "
             "--degrees. state: the optimizer's, and weights of which devices hold casts, which come in windows while "
             "weights are updated; activations: what the forward saves, until the backward reads it; all: both; auto: "
-            "state where a plan does not fit otherwise, or recomputes more than it costs, as joint searches do",
+            "the fastest of these where a plan does not fit without recompute, as joint searches do",
         ),
         parser.add_argument(
             "--loss-pieces",

@@ -62,7 +62,9 @@ def test_large_values_go_but_for_those_that_are_read_first(micro_batches: int, p
     made = {names[r] for r in found.values_at_host.values()}
     assert not made & {*bare.leaves("weight"), *bare.leaves("input")}
     assert bare.loss is not None
-    assert not {*reads(names[bare.loss])} & {*found.values_at_host.values()}
+    assert not {*reads(names[bare.loss])} & {value.register for value in values}
+    returned = replace(bare, outputs=(*bare.outputs, values[-1].register))
+    assert [value.register for value in saved_values(returned)] == [value.register for value in values[:-1]]
     gathered = {i.result for i in bare.body if getattr(i, "kind", "") == "all_gather"}
     assert not gathered & {*found.values_at_host.values()}
 
@@ -153,6 +155,10 @@ def test_copies_back_wait_for_those_away_and_share_the_links_of_state():
     ends, starts = timeline.ends, timeline.starts
     assert max(ends[t] for t in values[:each]) <= starts[back[0]]
     assert max(ends[t] for t in back[:each]) <= starts[values[each]]
+    # Values are held until their copies were waited for.
+    away = [found for found in map(tasks.uses.__getitem__, range(len(tasks.uses))) if {*found} & {*values}]
+    assert len(away) == len(values)
+    assert {tasks.labels[found[-1]].what for found in away} == {"wait"}
     kernels = [t for t in range(len(tasks)) if streams.compute(0) in tasks.held[t] and tasks.ticks[t]]
     beside = sum(any(starts[k] < ends[t] and starts[t] < ends[k] for k in kernels) for t in (*values, *back))
     assert beside > each

@@ -16,7 +16,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.plan import plan
+from unity_ir.plan import host_values, plan
 from unity_ir.plan.plan import PlanOptions
 from unity_ir.search import run
 from unity_ir.search.memory.lagrangian import needed
@@ -30,8 +30,10 @@ SLOW = HostLink(1e7, 1e7)
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch):
-    """All state of models as small as these would be in one window."""
+    """All state of models as small as these would be in one window, and all values stay on the device."""
     monkeypatch.setattr(plan, "DEFAULT", PlanOptions(window=2**16))
+    monkeypatch.setattr(host_values, "VALUE_BYTES", 2**12)
+    monkeypatch.setattr(host_values, "VALUE_WINDOW", 2**16)
 
 
 @cache
@@ -104,3 +106,66 @@ def test_micro_batches_keep_state_at_the_host():
         assert found.graph.offload == "state"
         assert found.cost.memory["optimizer state"] == 0
         assert found.cost.at_host == 3 * found.cost.memory["gradients"]
+
+
+SGD = Optimizer()
+
+
+@cache
+def longer() -> tuple[Graph, int]:
+    """A model whose activations take most of the memory, and what it needs without state."""
+    graph = build("gpt2", batch=8, sequence=128, layers=4, hidden=64, heads=2, vocabulary=64)
+    found = run(graph, machine(10**12), "fsdp", SGD)
+    return graph, needed(found.graph, replace(found.cost, machine=machine(1)), SGD)
+
+
+def test_values_go_if_that_is_faster_than_recompute():
+    """As many as the device has no room for; where there is no state, nothing else could go."""
+    graph, whole = longer()
+    limit = whole * 2 // 3
+
+    def planned(host: HostLink, kind: str) -> SearchResult:
+        return run(graph, machine(limit, host), "fsdp", SGD, recompute="auto", offload=kind)
+
+    def bytes_needed(found: SearchResult) -> int:
+        return needed(found.graph, replace(found.cost, machine=machine(1)), SGD)
+
+    fast, slow, alone = planned(FAST, "auto"), planned(SLOW, "auto"), planned(FAST, "none")
+    assert fast.graph.offload == "activations"
+    assert fast.graph.staying > 0
+    assert slow.graph == alone.graph
+    assert not_kept(slow.graph)
+    assert as_emitted(fast.graph, machine(limit), SGD)[0] < as_emitted(alone.graph, machine(limit), SGD)[0]
+    every = planned(FAST, "activations")
+    assert every.graph.staying == 0
+    assert 0 < fast.cost.activations_at_host < every.cost.activations_at_host
+    assert bytes_needed(every) < 0.8 * limit < bytes_needed(fast) <= limit
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "joint"])
+def test_auto_is_as_fast_as_each_kind(strategy: str):
+    graph, whole = longer()
+    link = replace(FAST, from_host=25e9, to_host=25e9)
+    on = machine(whole * 2 // 3, link)
+    found: dict[str, float] = {}
+    for kind in ("auto", "none", "state", "activations", "all"):
+        made = run(graph, on, strategy, ADAMW, recompute="auto", offload=kind)
+        found[kind] = as_emitted(made.graph, on, ADAMW)[0]
+    assert found["auto"] == min(found.values())
+    assert found["auto"] < found["none"]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_joint_puts_values_at_the_host_as_asked_for(micro_batches: int):
+    limit = need("none") - 100_000
+    found = run(model(), machine(limit), "joint", ADAMW, offload="all", micro_batches=micro_batches)
+    assert found.graph.offload == "all"
+    assert found.cost.memory["optimizer state"] == 0
+    assert found.cost.activations_at_host > 0
+    assert found.bound is None
+
+
+def test_a_host_without_room_for_values_is_refused():
+    small = replace(FAST, memory=1000)
+    with pytest.raises(UnityError, match=r"^offload: activations take .* of the host for each device, and .* 1.00 kB"):
+        planned(10**12, small, offload="activations")
