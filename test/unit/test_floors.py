@@ -83,6 +83,7 @@ ROOMS = {
         {"memory"},
         {"bounds", "recompute", "result"},
         {"choose", "strategy", "pipeline", "offload"},
+        {"exchange"},
         {"strategies", "in_time", "throughput"},
         {"run", "explain"},
         {"with_stages"},
