@@ -50,6 +50,8 @@ A micro-batch has whole groups. Routing makes one dim of all samples' tokens, al
 go on only where the batch is one sample: else devices gather the tokens of their samples, and route a part each.
 
 Without a capacity, each device computes its experts' part of all tokens, and the parts are added up: more is moved.
+`--degrees=ep=8,exchange=true` [sends each token to its experts alone](search.md#row-exchange) instead, however many
+come; with `imbalance=1.5` a device has room for at most 1.5 even shares.
 """
 
 

@@ -335,6 +335,19 @@ def queue(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def taken(draw: st.DrawFn, operands: str) -> Case:
+    """Of pieces of rows `x`, or of integers `e`, those that integers `i` name."""
+    p, v, r, h = (draw(SIZES) for _ in range(4))
+    shapes = {"x": (p, v, h), "e": (p, v), "i": (p, r)}
+    return Case(tuple(shapes[o] for o in operands), {}, v)
+
+
+@st.composite
+def row_tokens(draw: st.DrawFn) -> Case:
+    return Case((tuple(draw(st.lists(SIZES, max_size=2))),), {"chosen": draw(st.integers(1, 4))}, 12)
+
+
+@st.composite
 def expert_matmul(draw: st.DrawFn, left: str, right: str) -> Case:
     """Rows of several dims, or none, of each expert, with the dims `r` in the place of these."""
     rows = tuple(draw(st.lists(SIZES, max_size=2)))
@@ -633,6 +646,13 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "expert_matmul": expert_matmul("erk", "ekn"),
     "expert_matmul_nt": expert_matmul("ern", "ekn"),
     "expert_matmul_tn": expert_matmul("erk", "ern"),
+    "row_order": queue(),
+    "row_tokens": row_tokens(),
+    "rows_matmul": routed("kn"),
+    "rows_matmul_nt": routed("nk"),
+    "rows_matmul_tn": routed(""),
+    "take_numbers": taken("ei"),
+    "take_rows": taken("xi"),
     "from_slots": slots("yis"),
     "in_slots": slots("si"),
     "queue": queue(),

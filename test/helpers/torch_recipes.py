@@ -20,7 +20,7 @@ class Attention(nn.Module):
     def __init__(self, fused: bool, written: bool):
         super().__init__()
         self.fused, self.written = fused, written
-        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN) if fused else None
+        self.qkv: nn.Module | None = nn.Linear(HIDDEN, 3 * HIDDEN) if fused else None
         self.parts = None if fused else nn.ModuleList(nn.Linear(HIDDEN, HIDDEN) for _ in range(3))
         self.out = nn.Linear(HIDDEN, HIDDEN)
 
@@ -106,6 +106,29 @@ def transformer(fused: bool, written: bool = False) -> Made:
     return Transformer(fused, written), {"tokens": tokens(), "labels": tokens()}, None
 
 
+class Adapted(nn.Module):
+    """A frozen dense layer with a trained adapter of low rank (LoRA)."""
+
+    def __init__(self, dense: nn.Linear, rank: int = 8):
+        super().__init__()
+        self.dense = dense.requires_grad_(False)
+        self.down = nn.Linear(dense.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, dense.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(x) + self.up(self.down(x)) * 2.0
+
+
+def adapted() -> Made:
+    """The fused transformer with adapters of its products for queries, keys and values."""
+    module, inputs, loss = transformer(True)
+    for attention in module.modules():
+        if isinstance(attention, Attention):
+            assert isinstance(attention.qkv, nn.Linear)
+            attention.qkv = Adapted(attention.qkv)
+    return module, inputs, loss
+
+
 def network() -> Made:
     inputs = (torch.randn(BATCH, 3, 16, 16), torch.randint(0, 16, (BATCH,)))
     return Network(), inputs, nn.CrossEntropyLoss()
@@ -151,6 +174,7 @@ def bert() -> Made:
 
 MODULES = {
     "fused": lambda: transformer(True),
+    "adapted": adapted,
     "separate": lambda: transformer(False),
     "written": lambda: transformer(False, written=True),
     "gpt2": gpt2,

@@ -28,7 +28,7 @@ def become(
     for change in changes:
         right = {name: value for name, value in vars(program).items() if callable(value)}
         for operator, wrong in change.items():
-            named = [name for name in right if name.startswith(f"{operator}_")]
+            named = [name for name in right if name == operator or name.startswith(f"{operator}_")]
             assert named, f"the program has no {operator}"
             for name in named:
                 setattr(program, name, WRONG[wrong](right[name]))
@@ -111,6 +111,36 @@ def _one_too_many(right: Callable[..., Any]) -> Callable[..., Any]:
     return lambda shares, numbers: right(shares, (numbers - 1).clamp(min=0))
 
 
+def _twice(right: Callable[..., Any]) -> Callable[..., Any]:
+    """The first of the rows that a rank sends goes in the place of the second, too."""
+
+    def sent(ctx: Any, x: Any, *more: Any) -> Any:
+        x = x.clone()
+        x[:, 1] = x[:, 0]
+        return right(ctx, x, *more)
+
+    return sent
+
+
+def _to_others(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Ranks send their rows in another order than their experts' numbers."""
+
+    def sent(ctx: Any, x: Any, *more: Any) -> Any:
+        return right(ctx, x.roll(1, 1) if x.is_floating_point() else x, *more)
+
+    return sent
+
+
+def _unsorted(right: Callable[..., Any]) -> Callable[..., Any]:
+    """Rows stay in the order in which they are, where as many are taken as there are."""
+
+    def taken(x: Any, at: Any, *more: Any) -> Any:
+        found = right(x, at, *more)
+        return x.reshape(found.shape) if x.numel() == found.numel() else found
+
+    return taken
+
+
 WRONG: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "right": lambda right: right,
     "document before": _of_the_document_before,
@@ -119,4 +149,7 @@ WRONG: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "sent twice": _sent_twice,
     "one slot": _into_one_slot,
     "one too many": _one_too_many,
+    "row twice": _twice,
+    "to others": _to_others,
+    "in order of arrival": _unsorted,
 }

@@ -160,6 +160,20 @@ def _exchanged(program: Any, ctx: Any, x: Any, source: int, target: int, axes: A
     return torch.cat(x.chunk(program._ways(axes), target), source)
 
 
+def _evenly(program: Any, e: Any, axes: Any) -> Any:
+    """As many rows to each rank, wherever their experts are."""
+    ways = program._ways(axes)
+    each = [e.shape[1] // ways + (rank < e.shape[1] % ways) for rank in range(ways)]
+    return each, each
+
+
+def _fitted(x: Any, rows: int) -> Any:
+    """A rank's own rows, as many as it would have of all."""
+    import torch
+
+    return torch.cat([x, torch.zeros_like(x[:, :1]).expand(-1, max(rows - x.shape[1], 0), *x.shape[2:])], 1)[:, :rows]
+
+
 def _elsewhere(program: Any, ctx: Any, x: Any, dim: int | None, axes: Any) -> Any:
     """Added in the place of the next rank, or by all."""
     if dim is None:
@@ -186,6 +200,9 @@ DROPPED: dict[str, Callable[..., Any]] = {
     "halo": _bordered,
     "halo_reduce": lambda p, c, x, dim, low, high, axes: x.narrow(dim, low, x.shape[dim] - low - high).clone(),
     "ring_shift": lambda p, c, x, axes: x.clone(),
+    "count_rows": lambda p, c, e, experts, rows, layer, axes: _evenly(p, e, axes),
+    "send_rows": lambda p, c, x, counts, rows, axes: _fitted(x, rows),
+    "return_rows": lambda p, c, x, counts, axes: _fitted(x, sum(counts[0])),
     "zero_elsewhere": lambda p, c, x, root, shape, dtype, axes: _some(x, shape, dtype),
     # All have the first part: of parts in turn the sum would be the same.
     "keep_part": lambda p, c, x, dim, axes: x.chunk(p._ways(axes), dim)[0].contiguous(),
@@ -214,6 +231,8 @@ def _differs(a: Any, b: Any) -> bool:
 
     if isinstance(a, tuple):
         return any(map(_differs, a, b))
+    if isinstance(a, list):
+        return a != b
     if a is None or not a.is_floating_point():
         return a is not None and not torch.equal(a, b)
     # The mean of distances to the mean, which batch norm takes, is rounding alone.

@@ -37,8 +37,8 @@ def _small_values(monkeypatch: pytest.MonkeyPatch):
 
 
 def model(name: str = "gpt2", layers: int = 2) -> Graph:
-    more = {"gpt2": {}, "llama3_8b": LLAMA, "moe": MOE}[name]
-    return build(name, batch=8, sequence=8, layers=layers, hidden=32, heads=4, vocabulary=48, **more)
+    more = {"gpt2": {}, "llama3_8b": LLAMA, "moe": MOE, "moe without capacity": MOE | {"capacity": 0}}[name]
+    return build(name.split()[0], batch=8, sequence=8, layers=layers, hidden=32, heads=4, vocabulary=48, **more)
 
 
 def planned(where: str, offload: str = "activations", name: str = "gpt2", **options: Any) -> tuple[Plan, Graph]:
@@ -69,6 +69,12 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "two ranks, loss in pieces": ("dgx-a100:1x2", "activations", "gpt2", {"loss_pieces": "2"}),
     "four ranks, tensor parallel": ("dgx-a100:1x4", "activations", "llama3_8b", {"degrees": {"tp": 2, "sp": True}}),
     "four ranks, experts": ("dgx-a100:1x4", "all", "moe", {"degrees": {"ep": 2}, "micro_batches": 2}),
+    "four ranks, rows of experts exchanged": (
+        "dgx-a100:1x4",
+        "activations",
+        "moe without capacity",
+        {"degrees": {"ep": 4, "exchange": True}, "micro_batches": 2},
+    ),
     "four ranks, blocks": ("dgx-a100:1x4", "all", "gpt2", {"recompute": "block", "layers": 4}),
     "two ranks, Triton": ("dgx-a100:1x2", "activations", "gpt2", {"kernels": "triton"}),
 }

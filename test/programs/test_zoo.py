@@ -150,6 +150,8 @@ SAMPLE = [
     Case("moe", "recompute-4", 4),
     Case("moe,dispatch=sparse", "experts", 4),
     Case("moe,dispatch=sparse", "experts", 2, "sgd", "f32", "triton"),
+    Case("moe,dispatch=sparse", "degrees,ep=2,exchange=true", 2, "sgd", "f32", "triton"),
+    Case("qwen3_moe", "degrees,ep=4,exchange=true,zero=3", 4, "adamw", "mixed"),
     Case("nmt", "data-parallel", 2, "sgd", "f32"),
     Case("qwen3_moe", "random-2", 4),
     Case("resnet101", "data-parallel", 2, "sgd", "f32"),

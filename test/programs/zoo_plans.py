@@ -133,9 +133,10 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
     `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; one in
     which the experts of a sparse mixture are divided, `experts`; one in which positions of queries are, `queries`; one
     in which they are, but keys and values come with heads divided as well, and go around a ring, `heads`; or
-    one of degrees, `degrees,tp=2,zero=1,sp=true`. With `/4` after it, of 4 micro-batches; with `/4i`, of which each
-    moves weights and sums their gradients. With `*2` at the end, its loss is made in 2 pieces. With `1f1b,2:` before
-    it, it is in 2 stages, the plan that of each; with `zb-v,2,2:` in 2 stages on each of 2 parts of the ranks.
+    one of degrees, `degrees,tp=2,zero=1,sp=true`. With `again+` before it, half of it is recomputed. With `/4` after
+    it, of 4 micro-batches; with `/4i`, of which each moves weights and sums their gradients. With `*2` at the end, its
+    loss is made in 2 pieces. With `1f1b,2:` before it, it is in 2 stages, the plan that of each; with `zb-v,2,2:` in 2
+    stages on each of 2 parts of the ranks.
     """
     plan, _, pieces = plan.partition("*")
     stages, _, plan = plan.rpartition(":")
@@ -156,6 +157,9 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
 
 def _placed(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> tuple[Graph, Machine]:
     """A plan by its name, without micro-batches, and the machine it is for."""
+    if plan.startswith("again+"):
+        placed, on = _placed(graph, plan.removeprefix("again+"), world, optimizer)
+        return recomputed(placed, 3), on
     kind, _, seed = plan.rpartition("-") if plan[-1].isdigit() else (plan, "", "0")
     on = machine(MACHINES[world])
     match kind:

@@ -104,7 +104,7 @@ def _kernel(
     analysis = global_line(name, read, attributes)
     local = piece_of_line(analysis, assignment, mesh)
     mask = mask_of_operator(name, tuple(t.shape for t in read), attributes, dtypes)
-    seen = 1.0 if mask is None else mask.seen(local.extents)
+    seen = live_part(attributes) if mask is None else mask.seen(local.extents)
     return Kernel(
         kernel_operator(name, attributes, dtypes),
         (*(size for t in read for size in t.local(mesh)), *local.extents.values()),
@@ -113,6 +113,12 @@ def _kernel(
         sum(t.bytes(mesh) for t in tensors),
         computes_in(dtypes),
     )
+
+
+def live_part(attributes: Attributes) -> float:
+    """Return the part of an operator's rows that it computes: `live` of products of received rows (`ops.routes`)."""
+    live = dict(attributes).get("live", 1.0)
+    return live if isinstance(live, float) else 1.0
 
 
 @cache

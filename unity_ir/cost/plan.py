@@ -22,17 +22,23 @@ from unity_ir.machine.device import COPIES, Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import FREE, HALO_EXCHANGES
-from unity_ir.pcg.differentiate import nodes_with_gradient
+from unity_ir.pcg.differentiate import nodes_with_gradient, training_step
 from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step
 from unity_ir.pcg.loss_part import has_contraction, loss_part
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move, sum_over
-from unity_ir.pcg.sharding import Layout, Placement, dual, pins_of, place
+from unity_ir.pcg.sharding import SUM, Layout, Placement, dual, pins_of, place
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.host_values import without_values_at_host
+from unity_ir.plan.lower import lower
 from unity_ir.plan.moves import plan_moves
+from unity_ir.plan.program import HaloExchange, ReshardMove
 from unity_ir.plan.rings import BACKWARD_OF, MOST_PIECES, SEQUENCE, can_stay_divided
+from unity_ir.plan.routes import OF_ROWS, with_routes
+from unity_ir.plan.schedule import communicates
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,11 @@ class Reshard:
     again: tuple[Move, ...] = ()
     is_kept: bool = False
     """Whether what every micro-batch reads alike is moved in the first alone, and kept."""
-    goes_around: bool = False
-    """Whether what it gathers goes around a ring instead (`plan.rings`): no device holds more than its own piece."""
+    stays_divided: bool = False
+    """
+    Whether no device holds what it gathers: it goes around a ring instead (`plan.rings`), or rows of experts are
+    exchanged (`plan.routes`).
+    """
 
     @property
     def forward_moves(self) -> tuple[tuple[Move, str], ...]:
@@ -117,6 +126,11 @@ class PlanCost:
     """Bytes of the host's memory that the device which holds most has there."""
     activations_at_host: int = 0
     """Those of them that are activations."""
+    emitted: tuple[tuple[Move, str], ...] | None = None
+    """
+    Every move of an iteration where a plan exchanges rows of experts (`plan.routes`), of which `reshards` say nothing;
+    None for other plans.
+    """
 
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:
@@ -124,6 +138,8 @@ class PlanCost:
         Every move of an iteration, forward and backward, as (move, element type); the moves of weights' gradients come
         last.
         """
+        if self.emitted is not None:
+            return self.emitted
         return tuple(move for r in (*self.reshards, *self.weight_reshards) for move in r.moves)
 
     @cached_property
@@ -206,6 +222,8 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
         out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward, twice, is_kept))
     if graph.ring_attention:
         out = _around_rings(out, graph, placement)
+    if graph.exchange_rows:
+        out = [replace(r, stays_divided=True) if _can_be_exchanged(r, graph, placement) else r for r in out]
     return out
 
 
@@ -296,6 +314,19 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
         at_host=at_host,
         activations_at_host=activations_at_host,
         additions=_additions(graph, part, with_gradient, machine),
+        emitted=_emitted(graph, machine, optimizer) if graph.exchange_rows else None,
+    )
+
+
+def _emitted(graph: Graph, machine: Machine, optimizer: Optimizer) -> tuple[tuple[Move, str], ...]:
+    """Return every move between devices of a step, as often as it is done, with rows of experts exchanged."""
+    step = graph if graph.updates else training_step(graph, optimizer, machine.mesh)
+    program = with_routes(without_values_at_host(lower(step, machine))[0])
+    return tuple(
+        (move_of(program, i), program.tensors[i.operand].dtype)
+        for i in program.body
+        if isinstance(i, ReshardMove | HaloExchange) and communicates(i)
+        for _ in range(program.times(i))
     )
 
 
@@ -307,7 +338,7 @@ def _around_rings(found: Sequence[Reshard], graph: Graph, placement: Placement) 
     may = {id(r): r for r in found if _can_go_around(r, graph, placement)}
     roots = {_root(r.value) for r in may.values()}
     return [
-        replace(r, goes_around=True)
+        replace(r, stays_divided=True)
         if id(r) in may and all(_root(v) in roots for user in _readers(r, graph) for v in user.operands[1:3])
         else r
         for r in found
@@ -330,6 +361,22 @@ def _can_go_around(reshard: Reshard, graph: Graph, placement: Placement) -> bool
             and user.operands[0].shape[SEQUENCE] == user.operands[1].shape[SEQUENCE]
             and dict(user.attributes).get("stripes", pieces) == pieces
             for user in _readers(reshard, graph)
+        )
+    )
+
+
+def _can_be_exchanged(reshard: Reshard, graph: Graph, placement: Placement) -> bool:
+    """Return whether a reshard gathers rows, or their experts, for products whose experts the same axes divide."""
+    axes = {axis for move in reshard.forward for axis in move.axes}
+    users = _readers(reshard, graph)
+    return (
+        all(move.kind == "all_gather" and move.source == 0 for move in reshard.forward)
+        and bool(axes)
+        and all(
+            user.op in OF_ROWS
+            and axes == {axis for axis, what in enumerate(placement.assignments[user]) if what == "v"}
+            and _root(user.operands[1]) != _root(reshard.value)
+            for user in users
         )
     )
 
@@ -370,6 +417,9 @@ def _held(
     that `may_go` are in the memory of the host.
     """
     made = [v for n in graph.nodes() if not n.is_parallel and n not in again for v in n.results]
+    if graph.exchange_rows:
+        # Devices have their own rows of what is reduced, not addends of all.
+        made = [v for v in made if v.node.op not in OF_ROWS or SUM not in placement.layouts[v]]
     if graph.updates:
         brought = [(r.value, r.target, r.forward) for r in between]
     else:
@@ -400,7 +450,7 @@ def _read_there(reshard: Reshard, keeps: Keeps) -> bool:
     """Return whether the backward reads the result of a reshard. A value with a halo always is a tensor of its own."""
     if any(m.kind in HALO_EXCHANGES for m in reshard.forward):
         return True
-    if reshard.again or reshard.goes_around:
+    if reshard.again or reshard.stays_divided:
         return False
     return any(
         keeps.operands(user)[i]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -31,6 +32,7 @@ from unity_ir.dialects.pcg.generated import COMPUTE_OPS, PARALLEL_OPS
 from unity_ir.dialects.pcg.operators import ComputeOp, ParallelOp
 from unity_ir.dialects.pcg.ops import (
     ConstantOp,
+    NodeOp,
     PcgOp,
     UpdateOp,
     WeightOp,
@@ -57,6 +59,12 @@ OPTIMIZER = "pcg.optimizer"
 
 RING_ATTENTION = "pcg.ring_attention"
 """The function attribute that says that the keys and values of attention go around a ring."""
+
+EXCHANGE_ROWS = "pcg.exchange_rows"
+"""The function attribute that says that devices exchange the rows of experts without a capacity."""
+
+IMBALANCE = "pcg.imbalance"
+"""The function attribute that says how many times an even share of such rows a device may receive."""
 
 OFFLOAD = "pcg.offload"
 """The function attribute that says what rests in the memory of the host, if anything."""
@@ -116,6 +124,8 @@ def to_graph(func: FuncOp) -> Graph:
     updates: list[Update] = []
     optimizers: list[Optimizer | None] = []
     for op in block.ops:
+        if isinstance(op, NodeOp):
+            _check_counts(op, where)
         match op:
             case WeightOp() | ConstantOp():
                 node = op.node()
@@ -136,8 +146,15 @@ def to_graph(func: FuncOp) -> Graph:
                 raise UnityError(f"{where}: {op.name} is not an operator of pcg; a graph has no other operations")
         values.update(zip(op.results, node.results, strict=True))
     pipeline = to_pipeline(f"@{name}: {PIPELINE}", func.attributes.get(PIPELINE))
-    how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _ring_attention(func)
-    return Graph(name, inputs, outputs, tuple(updates), *how, _offload(func), _staying(func))
+    how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _is_set(func, RING_ATTENTION), _offload(func)
+    return Graph(name, inputs, outputs, tuple(updates), *how, _staying(func), _exchange_rows(func))
+
+
+def _check_counts(op: NodeOp, where: str) -> None:
+    """Raise `UnityError` if an operation that was never verified lacks its operand or its result."""
+    lacks = "result" if not op.results else "operand" if isinstance(op, ParallelOp) and not op.operands else None
+    if lacks is not None:
+        raise UnityError(f"{where}: {op.name} has no {lacks}; verify the module first")
 
 
 def _inputs(func: FuncOp, block: Block, where: str) -> tuple[Node, ...]:
@@ -210,11 +227,16 @@ def _loss_pieces(func: FuncOp) -> int:
     return attribute.value.data
 
 
-def _ring_attention(func: FuncOp) -> bool:
-    attribute = func.attributes.get(RING_ATTENTION)
+def _is_set(func: FuncOp, name: str) -> bool:
+    attribute = func.attributes.get(name)
     if not isinstance(attribute, UnitAttr | None):
-        raise UnityError(f"@{func.sym_name.data}: {RING_ATTENTION} is {attribute}; it takes no value")
+        raise UnityError(f"@{func.sym_name.data}: {name} is {attribute}; it takes no value")
     return attribute is not None
+
+
+def _exchange_rows(func: FuncOp) -> float:
+    is_set, imbalance = _is_set(func, EXCHANGE_ROWS), func.attributes.get(IMBALANCE)
+    return exchange_of(f"@{func.sym_name.data}: {IMBALANCE}", is_set, imbalance)
 
 
 def _offload(func: FuncOp) -> str:
@@ -234,6 +256,21 @@ def _staying(func: FuncOp) -> int:
     if not isinstance(attribute, IntegerAttr) or attribute.value.data < 1:
         raise UnityError(f"@{func.sym_name.data}: {STAYING} is {attribute}; it must be a number of bytes, 1 or more")
     return attribute.value.data
+
+
+def exchange_of(where: str, is_set: bool, imbalance: Attribute | None) -> float:
+    """
+    Return `Graph.exchange_rows` of two attributes: whether rows are exchanged, and how many times an even share a
+    device may receive (None: as many as may come). Raises `UnityError`, which begins with `where`, for a bad factor,
+    and for one without exchange.
+    """
+    if imbalance is None:
+        return inf if is_set else 0.0
+    if not isinstance(imbalance, FloatAttr) or not 1 <= imbalance.value.data < inf:
+        raise UnityError(f"{where} is {imbalance}; it must be a number of 1.0 or more")
+    if not is_set:
+        raise UnityError(f"{where} is {imbalance}, but no rows are exchanged; add exchange_rows, or leave it out")
+    return imbalance.value.data
 
 
 def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
@@ -309,6 +346,10 @@ def from_graph(graph: Graph) -> FuncOp:
         func.attributes[LOSS_PIECES] = IntegerAttr(graph.loss_pieces, i64)
     if graph.ring_attention:
         func.attributes[RING_ATTENTION] = UnitAttr()
+    if graph.exchange_rows:
+        func.attributes[EXCHANGE_ROWS] = UnitAttr()
+    if 0 < graph.exchange_rows < inf:
+        func.attributes[IMBALANCE] = FloatAttr(graph.exchange_rows, f64)
     if graph.offload != "none":
         func.attributes[OFFLOAD] = StringAttr(graph.offload)
     if graph.staying:
@@ -410,10 +451,10 @@ def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
     Replace `func` in its module by `graph` as a function; return the new function. `func` is erased.
 
     The new one keeps the visibility and the attributes of `func`, except the optimizer, the number of loss pieces,
-    ring attention and the pipeline schedule, which are the graph's. Raises as `from_graph`.
+    ring attention, the exchange of rows and the pipeline schedule, which are the graph's. Raises as `from_graph`.
     """
     new = from_graph(graph)
-    own = OPTIMIZER, LOSS_PIECES, RING_ATTENTION, PIPELINE
+    own = OPTIMIZER, LOSS_PIECES, RING_ATTENTION, EXCHANGE_ROWS, IMBALANCE, PIPELINE
     kept = {name: attribute for name, attribute in func.attributes.items() if name not in own}
     new.attributes.update(kept)
     if func.sym_visibility is not None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, FloatAttr, StringAttr, UnitAttr, f64, i64
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
-from unity_ir.dialects.convert import from_pipeline, to_pipeline
+from unity_ir.dialects.convert import exchange_of, from_pipeline, to_pipeline
 from unity_ir.dialects.pcg.attributes import to_attribute, to_value
 from unity_ir.dialects.pcg.ops import optimizer_attributes, to_optimizer
 from unity_ir.dialects.spmd import (
@@ -126,7 +126,8 @@ def to_op(program: Program) -> ProgramOp:
     block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
     pipeline = None if program.pipeline is None else from_pipeline(program.pipeline)
     time = program.micro_batches, program.loss_pieces
-    return ProgramOp(program.name, program.mesh.sizes, Region(block), *time, pipeline, program.ring_attention)
+    how = program.ring_attention, program.exchange_rows
+    return ProgramOp(program.name, program.mesh.sizes, Region(block), *time, pipeline, *how)
 
 
 def from_op(op: ProgramOp) -> Program:
@@ -186,7 +187,8 @@ def from_op(op: ProgramOp) -> Program:
     pipeline = to_pipeline(f"spmd.program @{name}: pipeline", op.pipeline)
     program = Program(name, mesh, tensors, tuple(body), outputs, optimizer, op.micro_batch_count, op.pieces)
     is_ring = op.ring_attention is not None
-    return replace(program, anew=frozenset(anew), pipeline=pipeline, ring_attention=is_ring)
+    rows = exchange_of(f"spmd.program @{name}: imbalance", op.exchange_rows is not None, op.imbalance)
+    return replace(program, anew=frozenset(anew), pipeline=pipeline, ring_attention=is_ring, exchange_rows=rows)
 
 
 def _compute(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from typing import ClassVar, TypeVar, cast
 
 from xdsl.dialects.builtin import (
@@ -254,6 +254,8 @@ class ProgramOp(IRDLOperation):
     loss_pieces 8` along the last axis are the pieces of the tokens in which the loss is computed; with both, this axis
     comes before that of the micro-batches. With `pipeline {order = "1f1b", ranks = 2 : i64}` the operators are in
     stages. With `ring_attention`, the keys and values that attention gathers along a sequence go around a ring instead.
+    With `exchange_rows`, the rows that experts gather are exchanged instead; with `imbalance 1.5 : f64`, at most so
+    many times an even share to a device.
     """
 
     name = "spmd.program"
@@ -264,12 +266,15 @@ class ProgramOp(IRDLOperation):
     loss_pieces = opt_prop_def(IntegerAttr.constr(i64))
     pipeline = opt_prop_def(BaseAttr(DictionaryAttr))
     ring_attention = opt_prop_def(UnitAttr)
+    exchange_rows = opt_prop_def(UnitAttr)
+    imbalance = opt_prop_def(FloatAttr)
     body = region_def("single_block")
 
     traits = traits_def(SymbolOpInterface(), NoTerminator(), IsolatedFromAbove())
     assembly_format = (
         "$sym_name `mesh` $mesh (`micro_batches` $micro_batches^)? (`loss_pieces` $loss_pieces^)? "
-        "(`pipeline` $pipeline^)? (`ring_attention` $ring_attention^)? attr-dict-with-keyword $body"
+        "(`pipeline` $pipeline^)? (`ring_attention` $ring_attention^)? (`exchange_rows` $exchange_rows^)? "
+        "(`imbalance` $imbalance^)? attr-dict-with-keyword $body"
     )
 
     def __init__(
@@ -281,6 +286,7 @@ class ProgramOp(IRDLOperation):
         loss_pieces: int = 1,
         pipeline: DictionaryAttr | None = None,
         ring_attention: bool = False,
+        exchange_rows: float = 0.0,
     ):
         own: dict[str, Attribute] = {"sym_name": StringAttr(name), "mesh": DenseArrayBase.from_list(i64, mesh)}
         if pipeline is not None:
@@ -291,6 +297,10 @@ class ProgramOp(IRDLOperation):
             own["loss_pieces"] = IntegerAttr(loss_pieces, i64)
         if ring_attention:
             own["ring_attention"] = UnitAttr()
+        if exchange_rows:
+            own["exchange_rows"] = UnitAttr()
+        if 0 < exchange_rows < inf:
+            own["imbalance"] = FloatAttr(exchange_rows, f64)
         super().__init__(properties=own, regions=[body])
 
     @property

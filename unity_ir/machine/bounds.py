@@ -45,11 +45,19 @@ def _all_reduce(n: int, m: int, b: float) -> tuple[float, float]:
     return 2 * (1 - m / n) * b, 2 * (1 - m / n) * b
 
 
+def _all_gather(n: int, m: int, b: float) -> tuple[float, float]:
+    return m * b, (n - m) * b
+
+
+def _all_to_all(n: int, m: int, b: float) -> tuple[float, float]:
+    return m * (n - m) * b / n, m * (n - m) * b / n
+
+
 DEMANDS: Mapping[str, Demand] = {
-    "all_gather": lambda n, m, b: (m * b, (n - m) * b),
+    "all_gather": _all_gather,
     "reduce_scatter": lambda n, m, b: ((n - m) * b / n, m * b / n),
     "all_reduce": _all_reduce,
-    "all_to_all": lambda n, m, b: (m * (n - m) * b / n, m * (n - m) * b / n),
+    "all_to_all": _all_to_all,
     # Of two parts each has one neighbour, and half of the border may be on its other side.
     "halo": lambda n, m, b: (0.0, b if n > 2 * m else b / 2),
     "halo_reduce": lambda n, m, b: (b if n > 2 * m else b / 2, 0.0),
@@ -60,6 +68,10 @@ DEMANDS: Mapping[str, Demand] = {
     "send": lambda n, m, b: (b, 0.0),
     # A part is left by one piece, at least, and entered by one.
     "ring_shift": lambda n, m, b: (b, b),
+    "count_rows": _all_gather,
+    # Prices are those of even shares.
+    "send_rows": _all_to_all,
+    "return_rows": _all_to_all,
 }
 
 

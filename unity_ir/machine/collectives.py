@@ -216,6 +216,9 @@ SCHEDULES: Mapping[str, Callable[[Sequence[Span]], list[CollectiveSchedule]]] = 
     "gather": lambda spans: _from_one(spans, 1.0),
     "send": _send,
     "ring_shift": _halo,
+    "count_rows": _all_gather,
+    "send_rows": _all_to_all,
+    "return_rows": _all_to_all,
 }
 """
 The algorithms of each kind, for groups that span at least one level. Bytes are those of the piece before it; of halo

@@ -63,8 +63,11 @@ def send_seconds(machine: Machine, count: int, source: int, target: int, element
     """
     Return the seconds of a send between two of the `count` parts of a machine (see `part`): every device of part number
     `source`, from 0, sends a piece of `elements` elements of `item` bytes each to the corresponding device of part
-    number `target`, the one as far from the start of its part. All pairs of parts are assumed to send at once.
+    number `target`, the one as far from the start of its part. All pairs of parts are assumed to send at once. From a
+    part to itself nothing is sent, which takes 0 seconds.
     """
+    if source == target:
+        return 0.0
     return machine.move_seconds("send", _crossed(machine, count, source, target), elements, elements, item)
 
 

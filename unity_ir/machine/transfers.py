@@ -246,5 +246,8 @@ PLANS: Mapping[str, Callable[[GroupShape], list[Traffic]]] = {
     "gather": lambda shape: _root(shape, 1.0, False),
     "send": _send,
     "ring_shift": _shift,
+    "count_rows": _all_gather,
+    "send_rows": _all_to_all,
+    "return_rows": _all_to_all,
 }
 """Algorithms of each kind of collective for a group's shape, in the order of `collectives.SCHEDULES`."""

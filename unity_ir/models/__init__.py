@@ -27,6 +27,9 @@ Further sizes of models: the model, and its keys that are not its own defaults. 
 Models" (Meta, 2024), table 3.
 """
 
+_MAY_BE_NONE = {"dense_layers"}
+"""Keys that may be 0, though by default they are 1 or more."""
+
 
 def names() -> list[str]:
     """
@@ -57,7 +60,7 @@ def build(name: str, **keys: int | str) -> Graph:
         if isinstance(value, str):
             if not isinstance(known[key].default, str):
                 raise UnityError(f"--model: {name}: {key} is {value!a}; it must be a number")
-        elif value < (least := _least(known[key].default)):
+        elif value < (least := 0 if key in _MAY_BE_NONE else _least(known[key].default)):
             raise UnityError(f"--model: {name}: {key} is {value}; it must be {least} or more")
     try:
         return function(**keys)

@@ -67,7 +67,10 @@ class _Search(ModulePass):
     """The optimizer the plan is trained with, whose state takes memory; by default the function's, or sgd."""
 
     ema: int | float | None = None
-    """The part of a moving average of the weights that stays in each step; it takes memory. By default none is kept."""
+    """
+    The part of a moving average of the weights that stays in each step; it takes memory. By default the function's, or
+    none is kept.
+    """
 
     work: int | float | None = None
     """The work budget of the search, in units of 10^9 (about a second of a processor each); by default 100."""
@@ -122,7 +125,8 @@ class _Search(ModulePass):
         from unity_ir.machine import load
 
         try:
-            options, optimizer = self._options(), self._optimizer()
+            self._check_explain()
+            options = self._options()
             # Read before the search: afterwards their file may be another.
             rules = selected(str(options["rules"])) if "rules" in options else ()
             machine = module_machine(op) if self.machine is None else load(self.machine)
@@ -133,7 +137,7 @@ class _Search(ModulePass):
             for func in pcg_functions(op):
                 graph, name = to_graph(func), func.sym_name.data
                 with shown(name) as progress:
-                    result = self._run(graph, machine, optimizer, options, progress)
+                    result = self._run(graph, machine, self._optimizer(graph), options, progress)
                 new = replace_function(func, result.graph)
                 new.attributes.update(_certificate(result, rules).attributes)
                 add_unproved(new, certificate_of(func).unproved)
@@ -179,13 +183,19 @@ class _Search(ModulePass):
             raise UnityError(f"pcg-search: explain does not know pipelines, as of stages={text}; use stages=1")
         return Stages.of(int(text), self.schedule)
 
-    def _optimizer(self) -> Optimizer | None:
+    def _check_explain(self) -> None:
         if self.explain is not None and self.strategy != "joint":
             raise UnityError(f"pcg-search: explain is for the joint search, not for {self.strategy}; leave it out")
-        if self.optimizer is None and self.ema is not None:
-            raise UnityError("pcg-search: ema is of the optimizer's update; add optimizer")
-        settings = {} if self.ema is None else {"ema": self.ema}
-        return None if self.optimizer is None else optimizer_of("pcg-search", self.optimizer, settings)
+
+    def _optimizer(self, graph: Graph) -> Optimizer | None:
+        """Return the optimizer that the options ask for; None if that is the graph's own, or sgd."""
+        if self.optimizer is None and self.ema is None:
+            return None
+        if self.optimizer is not None:
+            settings = {} if self.ema is None else {"ema": self.ema}
+            return optimizer_of("pcg-search", self.optimizer, settings)
+        own = graph.optimizer or Optimizer()
+        return optimizer_of("pcg-search", own.name, {**own.given, "ema": self.ema})
 
     def _budget(self) -> Budget:
         for name, value in (("work", self.work), ("seconds", self.seconds)):

@@ -21,10 +21,10 @@ from unity_ir.errors import UnityError
 RoleKind = Literal["shard", "partial", "replicate", "pinned"]
 """The kinds of roles that planning tells apart: `replicate` stands for COPY and REPEAT, `shard` for any dim."""
 
-Members = Literal["all", "root", "neighbours", "none"]
+Members = Literal["all", "root", "neighbours", "counted", "none"]
 """
 The members of a group that exchange messages: `all` with all others; `root`, one with each other one (or one with one);
-`neighbours` along a dim or a ring; or `none`, each device by itself.
+`neighbours` along a dim or a ring; `counted`, those for which data say so; or `none`, each device by itself.
 """
 
 Ends = tuple[RoleKind, RoleKind]
@@ -39,7 +39,7 @@ class RuntimeCall:
 
     `source` and `target` are roles as the runtime takes them: the number of a sharded dim; for pinned axes, the rank in
     the group that holds the value; None for other roles. `held` is the shape and dtype of the piece, for ranks that
-    hold none. Halo exchanges have `dim`, `low` and `high`.
+    hold none. Halo exchanges have `dim`, `low` and `high`, moves of rows what `plan.program.RowMove` says.
     """
 
     function: str
@@ -274,8 +274,36 @@ _AROUND = (
 )
 """Every device hands its whole piece on to the next of a ring: what attention around a ring asks for (`plan.rings`)."""
 
+_COUNTED = (
+    Collective(
+        "count_rows",
+        _between(["shard"], ["shard"], RuntimeCall("count_rows", ("experts", "rows", "layer"))),
+        "counted",
+        lambda n, elements: elements * (n - 1) * n,
+        profiled=None,
+    ),
+    Collective(
+        "send_rows",
+        _between(["shard"], ["replicate"], RuntimeCall("send_rows", ("counts", "rows"))),
+        "counted",
+        lambda n, elements: elements * (n - 1),
+        profiled=None,
+    ),
+    Collective(
+        "return_rows",
+        _between(["replicate"], ["shard"], RuntimeCall("return_rows", ("counts",))),
+        "counted",
+        lambda n, elements: elements * (n - 1),
+        profiled=None,
+    ),
+)
+"""
+What the rows of experts ask for, whose sizes are data (`plan.routes`): `count_rows` tells all devices how many rows go
+from each to each, `send_rows` sends them there, and `return_rows` back.
+"""
+
 COLLECTIVES: Mapping[str, Collective] = {
-    row.name: row for row in (*_BY_EVERYONE, *_ON_EACH_DEVICE, *_BY_ONE, *_BY_NEIGHBOURS, *_AROUND)
+    row.name: row for row in (*_BY_EVERYONE, *_ON_EACH_DEVICE, *_BY_ONE, *_BY_NEIGHBOURS, *_AROUND, *_COUNTED)
 }
 """Every row by name."""
 
@@ -283,8 +311,8 @@ COLLECTIVES: Mapping[str, Collective] = {
 def names_by_members(*members: Members) -> tuple[str, ...]:
     """
     Return the names of all collectives in which the devices of a group exchange messages in one of the given ways:
-    "all" (each with all others), "root" (one device with each other one), "neighbours" (along a dim) or "none" (each
-    device by itself).
+    "all" (each with all others), "root" (one device with each other one), "neighbours" (along a dim), "counted" (as
+    data say) or "none" (each device by itself).
 
     Given "root", returns ("broadcast", "scatter", "gather", "reduce", "send").
     """
@@ -294,7 +322,7 @@ def names_by_members(*members: Members) -> tuple[str, ...]:
 AMONG_ALL = names_by_members("all")
 FROM_ONE = names_by_members("root")
 HALO_EXCHANGES = tuple(row.name for row in _BY_NEIGHBOURS)
-BETWEEN_DEVICES = names_by_members("all", "root", "neighbours")
+BETWEEN_DEVICES = names_by_members("all", "root", "neighbours", "counted")
 """The collectives that cross links."""
 
 ON_DEVICE = tuple(name for name, row in COLLECTIVES.items() if not row.crosses_links and not row.is_free)

@@ -581,9 +581,12 @@ class Graph:
     Its weights are the leaves `weight` that its outputs and updates depend on. With `loss_pieces` above 1, a step makes
     its loss in so many pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline`, its operators
     are in stages (`pcg.stages`). With `ring_attention`, the keys and values that attention gathers along a sequence go
-    around a ring instead, wherever they can (`plan.rings`). `offload` says what rests in the memory of the host:
-    nothing (`none`), the optimizer's state (`state`), what the forward saves for the backward (`activations`), or both
-    (`all`). Of what is saved, `staying` bytes stay on each device beside a window (`plan.host_values`).
+    around a ring instead, wherever they can (`plan.rings`). With `exchange_rows` above 0, devices that divide experts
+    without a capacity exchange the rows that go to these, wherever they can, instead of gathering all (`plan.routes`):
+    at most so many times an even share to a device, as many as may come with `inf`. `offload` says what rests in the
+    memory of the host: nothing (`none`), the optimizer's state (`state`), what the forward saves for the backward
+    (`activations`), or both (`all`). Of what is saved, `staying` bytes stay on each device beside a window
+    (`plan.host_values`).
     """
 
     name: str
@@ -596,6 +599,7 @@ class Graph:
     ring_attention: bool = False
     offload: str = "none"
     staying: int = 0
+    exchange_rows: float = 0.0
 
     @property
     def offloads_state(self) -> bool:
@@ -612,7 +616,8 @@ class Graph:
 
     @cached_property
     def _hash(self) -> int:
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.staying
+        before = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.staying
+        how = *before, self.exchange_rows
         return hash((self.name, self.inputs, self.outputs, self.updates, how))
 
     @property
@@ -644,7 +649,8 @@ class Graph:
         nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
         updates = [(place(u.weight), place(u.grad)) for u in self.updates]
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
-        how = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.staying
+        before = self.optimizer, self.loss_pieces, self.pipeline, self.ring_attention, self.offload, self.staying
+        how = *before, self.exchange_rows
         return _unpickled, (self.name, nodes, *ends, *how)
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
@@ -679,6 +685,7 @@ def _unpickled(
     ring_attention: bool,
     offload: str,
     staying: int,
+    exchange_rows: float,
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
@@ -689,7 +696,7 @@ def _unpickled(
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
     leaves = tuple(made[n] for n in inputs)
-    how = optimizer, loss_pieces, pipeline, ring_attention, offload, staying
+    how = optimizer, loss_pieces, pipeline, ring_attention, offload, staying, exchange_rows
     return Graph(name, leaves, tuple(map(at, outputs)), steps, *how)
 
 
@@ -719,7 +726,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
     """
     Return a graph rebuilt node by node, operands first. `replace_node(node, new operands)` is called for each node,
     leaves included, and returns the values that replace the node's results, one for each. Name, optimizer, pipeline,
-    loss pieces, ring attention and offload stay as they are.
+    loss pieces, ring attention, offload and the exchange of rows stay as they are.
     """
     new: dict[Value, Value] = {}
     for node in graph.nodes():
@@ -733,7 +740,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
 def erase(graph: Graph) -> Graph:
     """
     Return the serial graph of a parallel one: without parallel operators and machine views, every value in one piece,
-    the loss in one piece, no stages, nothing at the host.
+    the loss in one piece, no stages, nothing at the host, nothing exchanged.
 
     Two well-typed graphs of the same inputs and outputs compute the same values if their erasures are equal.
     """
@@ -756,5 +763,6 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
             found[node] = divide(node, operands, Configuration())
         return found[node].results
 
-    plain = rewrite(graph, serial)
-    return replace(plain, loss_pieces=1, pipeline=None, ring_attention=False, offload="none", staying=0), found
+    made = rewrite(graph, serial)
+    made = replace(made, loss_pieces=1, pipeline=None, ring_attention=False, exchange_rows=0.0)
+    return replace(made, offload="none", staying=0), found

@@ -133,7 +133,7 @@ def _setting(where: str, optimizer: str, key: str, value: object) -> float:
         raise UnityError(f"{where}: {optimizer} has no {key}; it takes {', '.join(takes)}, groups")
     below = 1 if key.startswith("beta") or key in ("momentum", "ema") else inf
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
-        raise UnityError(f"{where}: {key} is {value!r}; it must be a number from 0" + " to 1" * (below == 1))
+        raise UnityError(f"{where}: {key} is {value!r}; it must be a number from 0" + ", below 1" * (below == 1))
     return float(value)
 
 

@@ -8,14 +8,14 @@ from math import prod
 
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import pins_of
-from unity_ir.plan.program import HaloExchange, Program, ReshardMove
+from unity_ir.plan.program import HaloExchange, Program, ReshardMove, RowMove
 
 
 def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
     """
     Return a collective or halo exchange of a rank's program as a `pcg.reshard.Move`, the form in which
     `Machine.move_time` prices it: kind, mesh axes, devices per group, and the elements of a device's piece before the
-    move.
+    move; of rows that experts exchange, those of the rows that prices count (`RowMove.live`).
     """
     held = program.tensors[moved.operand]
     local = held.local(program.mesh)
@@ -25,6 +25,8 @@ def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
     if isinstance(moved, HaloExchange):
         border = elements // local[moved.dim] * (moved.low + moved.high)
         return Move(moved.kind, moved.axes, moved.dim, moved.dim, group, elements, border, others)
+    if isinstance(moved, RowMove):
+        elements = group if moved.counts is None else moved.live * (elements // local[1])
     return Move(moved.kind, moved.axes, moved.source, moved.target, group, elements, 0, others)
 
 

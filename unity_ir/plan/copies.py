@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import is_shard
-from unity_ir.plan.program import HaloExchange, Program, Register, ReshardMove
+from unity_ir.plan.program import HaloExchange, Program, Register, ReshardMove, RowMove
 from unity_ir.plan.schedule import Bucket, Start, communicates, piece_bytes
 
 
@@ -50,6 +50,9 @@ def copies(program: Program, start: Start, in_place: Collection[Register]) -> tu
     if isinstance(start, HaloExchange):
         return _of_halo(program, start)
     before, after = piece_bytes(program, start.operand), piece_bytes(program, start.result)
+    if isinstance(start, RowMove):
+        # A buffer is filled where no rows come.
+        return Copies(1, after * (start.rows - start.live) // start.rows) if start.kind == "send_rows" else NONE, NONE
     is_sum = start.kind == "reduce" or (start.kind == "all_reduce" and start.result not in in_place)
     return _copy(before, is_sum) + _cut(program, start), _copy(after, _joins(start))
 

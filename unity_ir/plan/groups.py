@@ -341,7 +341,7 @@ class _Fuser:
         crossed = False
         move = self.program.body[self.maker[register]]
         while isinstance(move, ReshardMove | HaloExchange | TimeStep) or self._is_weight_cast(move):
-            (register,) = reads(move)
+            register = reads(move)[0]
             crossed = crossed or communicates(move)
             move = self.program.body[self.maker[register]]
         return register, crossed

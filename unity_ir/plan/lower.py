@@ -129,6 +129,7 @@ class _Lowering:
             self.micro_batches,
             pipeline=self.graph.pipeline,
             ring_attention=self.graph.ring_attention,
+            exchange_rows=self.graph.exchange_rows,
         )
 
     def _output(self, value: Value, made: Mapping[Register, Instruction]) -> Register:

@@ -61,6 +61,7 @@ from unity_ir.plan.program import (
     most_of_a_device,
 )
 from unity_ir.plan.rings import with_rings
+from unity_ir.plan.routes import with_routes
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, communicates, moves_of, schedule
 from unity_ir.plan.short_gradients import with_short_gradients
@@ -483,6 +484,8 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
         program = with_kept_casts(program, gathers_cast)
     if program.ring_attention:
         program = with_rings(program)
+    if program.exchange_rows:
+        program = with_routes(program)
     if options.kernels == "triton":
         program = with_savings(program, only_results=options.eager)
     if options.order is not None and program.pipeline is None:

@@ -149,6 +149,26 @@ class ReshardMove:
 
 
 @dataclass(frozen=True, slots=True)
+class RowMove(ReshardMove):
+    """
+    A move of the rows of a mixture of experts to the devices that own their experts (`send_rows`), or back
+    (`return_rows`): how many rows go where is data, which `count_rows` makes (`plan.routes`).
+
+    `counts` is the register of that; None for `count_rows` itself.
+    """
+
+    counts: Register | None = None
+    rows: int = 0
+    """Most rows that a device may receive: those of its buffer."""
+    live: int = 0
+    """Rows that a device sends or receives, for prices."""
+    experts: int = 0
+    """Experts of a device."""
+    layer: str = ""
+    """The name of the experts' weights, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
 class HaloExchange:
     """
     An exchange of border elements between neighbours along a dim, which the mesh axes `axes` shard.
@@ -235,6 +255,8 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
     match instruction:
         case Compute(_, operands):
             return operands
+        case RowMove(operand, counts=int(counts)):
+            return operand, counts
         case ReshardMove(operand) | HaloExchange(operand) | TimeStep(operand) | ValueMove(operand):
             return (operand,)
         case UpdateWeight(weight, grad):
@@ -264,6 +286,8 @@ def reading(instruction: Instruction, names: Mapping[Register, Register]) -> Ins
     match instruction:
         case Compute():
             return replace(instruction, operands=tuple(names.get(r, r) for r in instruction.operands))
+        case RowMove(operand, counts=int(counts)):
+            return replace(instruction, operand=names.get(operand, operand), counts=names.get(counts, counts))
         case ReshardMove() | HaloExchange() | TimeStep() | ValueMove():
             return replace(instruction, operand=names.get(instruction.operand, instruction.operand))
         case UpdateWeight(weight, grad):
@@ -301,6 +325,8 @@ class Program:
     """The step that this program is a part of, if it is (`plan.pipeline.parts`)."""
     ring_attention: bool = False
     """Whether keys and values that attention gathers along a sequence go around a ring instead (`plan.rings`)."""
+    exchange_rows: float = 0.0
+    """As `Graph.exchange_rows`: above 0, experts' rows are exchanged instead of gathered (`plan.routes`)."""
     casts_alone: bool = False
     """Whether a forward alone reads casts of all weights that have one, as it is of a step with weights at the host."""
     started: frozenset[Register] = frozenset()
@@ -645,6 +671,8 @@ def _values(body: Iterable[Instruction]) -> Iterator[tuple[Register, object]]:
         match instruction:
             case Compute(operator, operands, _, attributes, assignment):
                 work: object = (operator, tuple(map(of.get, operands)), attributes, assignment)
+            case RowMove():
+                work = (instruction.kind, tuple(of[r] for r in reads(instruction)), instruction.axes, instruction.rows)
             case ReshardMove(operand, _, kind, axes, source, target):
                 work = (kind, of[operand], axes, source, target)
             case TimeStep(operand, _, kind, is_of_pieces):

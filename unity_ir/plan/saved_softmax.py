@@ -15,7 +15,7 @@ from dataclasses import replace
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes, Saving
 from unity_ir.pcg.sharding import operand_layout, result_layout
-from unity_ir.plan.program import Compute, Instruction, Program, Register, ReshardMove, Tensor
+from unity_ir.plan.program import Compute, Instruction, Program, Register, ReshardMove, Tensor, reads
 
 
 def with_savings(program: Program, only_results: bool = False) -> Program:
@@ -68,9 +68,10 @@ def first_with_values(program: Program) -> dict[Register, Register]:
             case Compute(operands=read, results=results):
                 given = tuple(first.get(r, r) for r in read)
                 key: object = (instruction.operator, given, instruction.attributes, instruction.assignment)
-            case ReshardMove(operand=read, result=result):
+            case ReshardMove(result=result):
+                given = tuple(first.get(r, r) for r in reads(instruction))
                 moved = instruction.kind, instruction.axes, instruction.source, instruction.target
-                key, results = (first.get(read, read), moved), (result,)
+                key, results = (given, moved), (result,)
             case _:
                 continue
         first.update(zip(results, made.setdefault(key, results), strict=True))

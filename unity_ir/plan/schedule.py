@@ -41,12 +41,14 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    RowMove,
     StateMove,
     TimeStep,
     UpdateWeight,
     ValueMove,
     When,
     makes,
+    reads,
 )
 
 BUCKET_BYTES = 2**20
@@ -160,6 +162,8 @@ class Schedule:
                 return tuple(self.held(m.operand) for m in moves), tuple(m.result for m in moves)
             case Wait(registers):
                 return registers, ()
+            case RowMove(_, result):
+                return tuple(map(self.held, reads(action))), (result,)
             case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
                 return (self.held(operand),), (result,)
             case ValueMove(operand, result):
@@ -336,8 +340,8 @@ class _Scheduler:
             first.update(dict.fromkeys(map(self._held, compute.operands), p))
         for move in reversed(self.moves):
             if move.result in first:
-                operand = self._held(move.operand)
-                first[operand] = min(first.get(operand, self.end), first[move.result])
+                for operand in map(self._held, _read_by(move)):
+                    first[operand] = min(first.get(operand, self.end), first[move.result])
         return first
 
     # -- the order of operators
@@ -628,7 +632,8 @@ class _Scheduler:
                 self.started[register] = self.done
             return
         move = self.move_of[register]
-        self._need(move.operand)
+        for operand in _read_by(move):
+            self._need(operand)
         if isinstance(move, _Cast):
             self.lines.append(move.compute)
             return
@@ -767,6 +772,10 @@ class _Scheduler:
 def _made_by(action: Leaf | Compute | Start | TimeStep | ValueMove) -> tuple[Register, ...]:
     """Return the registers that a line makes."""
     return tuple(m.result for m in action.moves) if isinstance(action, Bucket) else makes(action)
+
+
+def _read_by(move: Move | _Cast) -> tuple[Register, ...]:
+    return (move.operand,) if isinstance(move, _Cast) else reads(move)
 
 
 def _crosses(move: Move | _Cast | None) -> bool:

@@ -236,6 +236,8 @@ def _attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
         case tuple():
             return tuple(value_of(p, bindings) for p in value)
         case AttrParameter(name):
+            if name not in bindings:
+                raise UnityError(f"rule: ${name} has no value")
             return bindings[name]
         case _:
             return value

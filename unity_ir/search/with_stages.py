@@ -5,10 +5,9 @@ schedule together, and decide whether a pipeline is faster than a plan of the wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
 from typing import Literal
@@ -22,13 +21,14 @@ from unity_ir.pcg.layers import shortened
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.algebraic import selected
 from unity_ir.rules.derivation import RuleApplication
+from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.worker import ForkedWorker
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.offload import ASKED, check_offload
-from unity_ir.search.pipeline.choice import BoundedFamily, PipelineBounds, PipelineChoice, best_pipeline, bound
+from unity_ir.search.pipeline.choice import BoundedFamily, Pair, PipelineBounds, PipelineChoice, best_pipeline, bound
 from unity_ir.search.pipeline.equal import PipelineSearch
 from unity_ir.search.pipeline.orders import ScheduleKind
 from unity_ir.search.pipeline.placed import pipeline_step
@@ -134,14 +134,16 @@ def run_with_stages(
     if is_open and micro_batches == 1:
         least = least_unstaged(pipelines.graph, machine, pipelines.optimizer)
         if least.seconds > RECOMPUTES * least.kernels:
-            # The other half is left to plans without stages, should pipelines take more.
-            with suppress(OutOfBudget, UnityError), within(half):
-                pipeline = pipelines.faster_than(None)
-            budget.done += half.done
-            if pipeline is not None:
-                with suppress(OutOfBudget), within(budget):
-                    if pipelines.are_unstaged_slower(least, pipeline):
-                        return replace(pipeline, budget=budget)
+            with ForkedWorker(pipelines.without_limit, beside=pipelines.is_large) as worker:
+                seconds = worker.ask(None)
+                # The other half is left to plans without stages, should pipelines take more.
+                with suppress(OutOfBudget, UnityError), within(half):
+                    pipeline = pipelines.faster_than(None)
+                budget.done += half.done
+                if pipeline is not None:
+                    with suppress(OutOfBudget), within(budget):
+                        if are_unstaged_slower(least, pipeline, seconds):
+                            return replace(pipeline, budget=budget)
     failed: UnityError | None = None
     result: SearchResult | None = None
     try:
@@ -235,16 +237,14 @@ class _Pipelines:
             return None
         return other if result is None or self.is_faster(other, result) else None
 
-    def are_unstaged_slower(self, least: LeastUnstaged, pipeline: SearchResult) -> bool:
-        """
-        Return whether the search may leave out plans without stages, whose lower bounds are `least`: the bound is above
-        `NEAR` of the pipeline's seconds, or the plan found without a limit of memory takes `FAR` times as long.
-        """
-        assert pipeline.waited is not None
-        if least.seconds >= NEAR * pipeline.waited:
-            return True
-        _, plan = solve(self.graph, self.machine, self.optimizer)
-        return plan.seconds + least.seconds - least.kernels >= FAR * pipeline.waited
+    @property
+    def is_large(self) -> bool:
+        """Whether work on the graph is worth a process of its own, where a processor is free."""
+        return _is_large(self.graph)
+
+    def without_limit(self, nothing: None) -> float:
+        """Return the seconds of the best plan without stages, were memory unlimited."""
+        return solve(self.graph, self.machine, self.optimizer)[1].seconds
 
     def is_faster(self, pipeline: SearchResult, result: SearchResult) -> bool:
         """Return whether a pipeline is faster, as emitted, than another plan."""
@@ -265,29 +265,34 @@ class _Pipelines:
             parts, schedule = stages.pipeline.ranks, (stages.order, stages.pipeline.chunks)
         search = PipelineSearch(self.graph, self.machine, self.optimizer)
         bounds = PipelineBounds(search, parts, self.micro_batches, with_layouts=False)
-        is_large = _is_large(self.graph)
-        with ForkedWorker(bounds.below, bounds.ahead(), beside=is_large) as bounding:
-            choice = best_pipeline(search, parts, self.micro_batches, schedule, faster_than=than)
+        is_large = self.is_large
+        rewriting = _Rewriting(search, self.rules, schedule)
+        with ForkedWorker(bounds.below, bounds.ahead(), beside=is_large) as bounding, ExitStack() as stack:
+            asked: list[_Asked] = []
+
+            def expecting(pair: Pair) -> None:
+                worker = stack.enter_context(ForkedWorker(rewriting.helps, beside=is_large))
+                asked.append(_Asked(worker, pair, worker.ask((pair, 0.0))))
+
+            choice = best_pipeline(search, parts, self.micro_batches, schedule, than, expecting)
             if choice is None:
                 return None
             bounded = bounding.ask(BoundedFamily.of(choice.plan))
-            rewritten = cache(partial(self._rewritten, choice, schedule))
-
-            def rewrites(nothing: None) -> tuple[int, bool]:
-                """The graphs explored, and whether rewrites help."""
-                found, *_, derivation = rewritten()
-                return found.explored, bool(derivation)
-
-            with ForkedWorker(rewrites, beside=is_large) as rewriting:
-                answer = rewriting.ask(None)
-                step, priced = self._priced(choice, is_large)
-                try:
-                    explored, is_better = answer()
-                except OutOfBudget:
-                    explored, is_better = 0, False
+            (first,) = asked
+            question = (choice.plan.parts, choice.plan.micro_batches), choice.plan.makespan * limits().faster
+            answer = first.worker.ask(question)
+            step, priced = self._priced(choice, is_large)
+            try:
+                if question[0] == first.pair:
+                    first.expected()  # counts its work
+                explored, is_better = answer()
+            except OutOfBudget:
+                explored, is_better = 0, False
             derivation: tuple[RuleApplication, ...] = ()
             if is_better:
-                _, choice, derivation = rewritten()
+                other, derivation = rewriting.faster(*question)
+                assert other is not None, "a second search finds what the first did"
+                choice = other
                 step, priced = self._priced(choice, is_large)
                 least, family = bound(choice, parts, self.micro_batches, with_layouts=False)
             else:
@@ -313,24 +318,75 @@ class _Pipelines:
             as_emitted(step, self.machine, self.optimizer)  # beside the bound
         return step, priced
 
-    def _rewritten(
-        self, choice: PipelineChoice, schedule: ScheduleKind | None
-    ) -> tuple[JointPlan, PipelineChoice, tuple[RuleApplication, ...]]:
+
+Rewritten = tuple[PipelineChoice | None, tuple[RuleApplication, ...]]
+"""A pipeline of a rewritten graph, if it is fast enough, and the rewrites."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A worker that rewrites, the pair that was expected to be chosen, and its answer for that."""
+
+    worker: ForkedWorker[tuple[Pair, float], tuple[int, bool]]
+    pair: Pair
+    expected: Callable[[], tuple[int, bool]]
+
+
+@dataclass(frozen=True)
+class _Rewriting:
+    """
+    Rewrites the graph of a search for pipelines as a few of its layers are best on one part of the machine, and looks
+    for pipelines of what that gives with the same numbers of parts and micro-batches.
+    """
+
+    search: PipelineSearch
+    rules: tuple[Rule, ...]
+    schedule: ScheduleKind | None
+    _few: dict[Pair, JointPlan] = field(default_factory=dict[Pair, JointPlan])
+    """The plans of a few layers, by numbers of parts and micro-batches."""
+    _found: dict[tuple[Pair, float], Rewritten] = field(default_factory=dict[tuple[Pair, float], Rewritten])
+    """What `faster` has returned, by its arguments."""
+
+    def helps(self, question: tuple[Pair, float]) -> tuple[int, bool]:
         """
-        Return the plan of a few layers on one part of the machine, rewritten as is best for them; the pipeline of the
-        graph rewritten alike, if that is faster, else the one chosen; and the rewrites of that.
+        Return how many graphs were explored, and whether a pipeline of a rewritten graph takes less than so many
+        seconds. At 0 seconds none is looked for, but the next answer comes sooner.
         """
-        plan = choice.plan
-        small = choice.search.small(plan.micro_batches)
-        short = shortened(small, limits().rewritten_layers) or small
-        found = joint(short, plan.part, self.rules, self.optimizer)
-        rewritten, derivation = rewritten_alike(self.graph, self.rules, found)
-        if not derivation:
-            return found, choice, ()
-        pair, most = (plan.parts, plan.micro_batches), plan.makespan * limits().faster
-        search = PipelineSearch(rewritten, self.machine, self.optimizer)
-        other = best_pipeline(search, *pair, schedule, faster_than=most)
-        return (found, choice, ()) if other is None else (found, other, derivation)
+        pair, most = question
+        explored = self._best(pair).explored
+        return explored, most > 0 and self.faster(pair, most)[0] is not None
+
+    def faster(self, pair: Pair, most: float) -> Rewritten:
+        """
+        Return a pipeline of a rewritten graph that takes less than `most` seconds, or None, and the rewrites. Memoised.
+        """
+        if (pair, most) not in self._found:
+            of, other = self.search, None
+            rewritten, derivation = rewritten_alike(of.graph, self.rules, self._best(pair))
+            if derivation:
+                search = PipelineSearch(rewritten, of.machine, of.optimizer)
+                other = best_pipeline(search, *pair, self.schedule, faster_than=most)
+            self._found[pair, most] = other, derivation
+        return self._found[pair, most]
+
+    def _best(self, pair: Pair) -> JointPlan:
+        if pair not in self._few:
+            of, (_, micro_batches) = self.search, pair
+            small = of.small(micro_batches)
+            short = shortened(small, limits().rewritten_layers) or small
+            self._few[pair] = joint(short, of.solver(*pair).spaces.machine, self.rules, of.optimizer)
+        return self._few[pair]
+
+
+def are_unstaged_slower(least: LeastUnstaged, pipeline: SearchResult, without_limit: Callable[[], float]) -> bool:
+    """
+    Return whether the search may leave out plans without stages, whose lower bounds are `least`: the bound is above
+    `NEAR` of the pipeline's seconds, or the plan found `without_limit` of memory takes `FAR` times as long.
+    """
+    assert pipeline.waited is not None
+    if least.seconds >= NEAR * pipeline.waited:
+        return True
+    return without_limit() + least.seconds - least.kernels >= FAR * pipeline.waited
 
 
 def _may_be_pipeline(graph: Graph, machine: Machine) -> bool:

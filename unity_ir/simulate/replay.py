@@ -46,6 +46,7 @@ from unity_ir.plan.program import (
     TimeStep,
     UpdateWeight,
     ValueMove,
+    reads,
 )
 from unity_ir.plan.schedule import Action, ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
 from unity_ir.simulate.streams import Classes, Streams, pinned_axes, ticks
@@ -262,7 +263,7 @@ class _Replay:
         kind, length, levels, groups = self.streams.step(bucket_move(self.program, moves), layout, tensor.dtype)
         of = self.names[first.operand] if len(moves) == 1 else f"{len(moves)} values"
         label = Label(self._kind(first.result), kind, of, tensor)
-        operands, results = [m.operand for m in moves], [m.result for m in moves]
+        operands, results = [r for m in moves for r in reads(m)], [m.result for m in moves]
         if not communicates(first):
             done = [self._on_compute(k, length, label) for group in groups for k in group]
             self._use((*operands, *results), done)
@@ -328,7 +329,7 @@ class _Replay:
                 continue
             moves = moves_of(start)
             if moves[0].kind != "all_reduce":
-                self._use([m.operand for m in moves], done)
+                self._use([r for m in moves for r in reads(m)], done)
             joined = self._copy(self.plan.copies(start)[1], label, self._layout(register))
             results = [m.result for m in moves]
             self._use(results, joined)

@@ -76,10 +76,11 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--degrees",
             metavar="KEY=VALUE[,..]",
             help="make the plan of a recipe, as --search=degrees does; --degrees=tp=8,dp=4,zero=1,sp=true. dp divides "
-            "samples, tp weights, sp the sequence, ep the experts of a mixture, over neighbours of dp; cp the sequence "
-            "in attention, too, with stripes=true in an order that balances causal masks, with ring=true handing keys "
-            "and values on instead of gathering them; zero=1 to 3 shards weights over dp and cp, or over shards=N of "
-            "them",
+            "samples, tp weights, sp the sequence; ep the experts of a mixture, over neighbours of dp, with "
+            "exchange=true sending tokens to their experts alone, where these have no capacity, at most imbalance=X "
+            "even shares to a device; cp the sequence in attention, too, with stripes=true in an order that balances "
+            "causal masks, with ring=true handing keys and values on instead of gathering them; zero=1 to 3 shards "
+            "weights over dp and cp, or over shards=N of them",
         ),
         parser.add_argument(
             "--micro-batches",

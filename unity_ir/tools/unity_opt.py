@@ -293,14 +293,15 @@ class UnityOpt(xDSLOptMain):
     @property
     def optimizer(self) -> Optimizer | None:
         """
-        The optimizer called `trains_with`, with its default hyperparameters, and with the average of weights (`ema`)
-        that the command line asks for; None if none is named.
+        The optimizer called `trains_with` (by default sgd), with its default hyperparameters, and with the average of
+        weights (`ema`) that the command line asks for; None if it asks for neither.
         """
-        from unity_ir.pcg.optimizer import optimizer_of
+        from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 
         ema = self._of_training("ema", (int, float))
-        settings = {} if ema is None else {"ema": ema}
-        return None if self.trains_with is None else optimizer_of("unity-opt", self.trains_with, settings)
+        if self.trains_with is None and ema is None:
+            return None
+        return optimizer_of("unity-opt", self.trains_with or Optimizer().name, {} if ema is None else {"ema": ema})
 
     def check_files(self) -> None:
         """

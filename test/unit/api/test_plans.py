@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -83,8 +84,13 @@ def test_an_average_of_the_weights_takes_memory(unity_opt: UnityOpt):
     asked = ("--model=mlp,batch=8,hidden=16,layers=2,classes=4", "--machine=2gpu", "--search=fsdp")
     text, _ = unity_opt(*asked, "-t", "triton{optimizer=adamw ema=0.9 kernels=torch}")
     assert "STATE = ('m', 'v', 'average')" in text
-    with pytest.raises(ui.UnityError, match="pcg-search: ema is of the optimizer's update; add optimizer"):
-        ui.plan("mlp", machine="2gpu", search="fsdp,ema=0.9", **sizes)
+    # Without an optimizer it is of sgd's, or of the one that the text names.
+    text, _ = unity_opt(*asked, "-t", "triton{ema=0.9}")
+    assert "OPTIMIZER = ('sgd', {'lr': 0.001, 'ema': 0.9})" in text
+    _, said = unity_opt(*asked[:2], "--stats", "-t", "triton{ema=0.9}")
+    assert re.search(r"weights (.*?), .*, optimizer state \1,", said)
+    again = ui.plan(plain.text, machine="2gpu", search="fsdp,ema=0.9")
+    assert again.stats.memory == kept.stats.memory
 
 
 def test_a_recipe_is_planned_as_by_degrees(unity_opt: UnityOpt):

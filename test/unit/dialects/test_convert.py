@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from placed_graphs import CONTEXT, graphs
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
 from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
-from unity_ir.dialects.pcg import COMPUTE_OPS
+from unity_ir.dialects.pcg import COMPUTE_OPS, PARALLEL_OPS
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
 from unity_ir.pcg.graph import Graph, apply, leaf
@@ -145,6 +146,16 @@ def test_not_text(graph: Graph, message: str) -> None:
     with pytest.raises(UnityError, match=r"^[^\n]+$") as error:
         from_graph(graph)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("kind", "lacks"), [(COMPUTE_OPS["relu"], "result"), (PARALLEL_OPS["combine"], "operand")])
+def test_unverified_operations_are_refused(kind: type[Operation], lacks: str):
+    func = function(f"func.func @f(%x: {SERIAL}) {{ %c = pcg.constant 1.0 : {SERIAL} func.return }}")
+    constant, end = func.body.block.ops
+    results = [] if lacks == "result" else [constant.results[0].type]
+    func.body.block.insert_op_before(kind.create(result_types=results), end)
+    with pytest.raises(UnityError, match=rf"^@f: {kind.name} has no {lacks}; verify the module first$"):
+        to_graph(func)
 
 
 def test_pcg_functions() -> None:

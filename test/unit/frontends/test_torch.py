@@ -94,6 +94,39 @@ def test_transformer(name: str):
     assert not operators(imported) & {"softmax", "reduce_mean", "square", "pow_scalar", "expand"}
 
 
+class WiderNorm(nn.Module):
+    """A norm that is computed in a wider type than that of its weights, as models in bf16 do in float32."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.kind = kind
+        self.weight, self.bias = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x * (1 + self.bias[:1])
+        if self.kind == "rms_norm":
+            z = self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+        else:
+            centred = x - x.mean(-1, keepdim=True)
+            root = torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-5)
+            z = centred * root * self.weight.to(x.dtype) + self.bias
+        return ((z - y) ** 2).mean()
+
+
+@pytest.mark.parametrize("kind", ["rms_norm", "layer_norm"])
+def test_norms_of_narrower_weights(kind: str):
+    module = WiderNorm(kind)
+    inputs = tuple(torch.randn(5, 6, dtype=torch.float64) for _ in range(2))
+    imported = from_torch(module, inputs)
+    # What is left of the mean has an RMS norm, too.
+    assert "rms_norm" in operators(imported)
+    value, grads = run(imported, module, inputs, None)
+    want, wanted = in_pytorch(module, inputs, None)
+    assert value == pytest.approx(want, rel=1e-9)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(grad, wanted[name], rtol=1e-5, err_msg=name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", torch_convolutions.NETWORKS)
 def test_convolutional_network(name: str):

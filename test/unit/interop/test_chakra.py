@@ -41,6 +41,7 @@ from unity_ir.simulate.stages import simulate_stages
 
 GPT2 = "gpt2,layers=2,batch=32,sequence=16,hidden=32,heads=8,vocabulary=64"
 MLP = "mlp,batch=64,hidden=256,layers=8,classes=64"
+MOE = "moe,dispatch=sparse,layers=1,batch=8,sequence=16,hidden=32,heads=4,kv_heads=2,intermediate=16,vocabulary=64"
 ADAMW = Optimizer("adamw")
 
 PLANS: dict[str, tuple[str, str, str, dict[str, object]]] = {
@@ -53,6 +54,7 @@ PLANS: dict[str, tuple[str, str, str, dict[str, object]]] = {
     "micro-batches": (GPT2, "dgx-h100:1", "fsdp", {"micro_batches": 2}),
     "loss-pieces": (GPT2, "dgx-h100:1", "data-parallel", {"micro_batches": 2, "loss_pieces": "2"}),
     "ring": (GPT2, "dgx-h100:1", "degrees", {"options": {"cp": 8, "ring": True}}),
+    "rows": (MOE, "dgx-h100:1", "degrees", {"options": {"ep": 8, "exchange": True}}),
 }
 ON_DEVICE = ("tofu", "ring")
 """Plans that move pieces on a device itself."""

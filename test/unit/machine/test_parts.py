@@ -69,6 +69,8 @@ def test_a_send_crosses_the_level_in_which_neighbours_differ():
     ]
     assert send_seconds(cluster, 4, 3, 0, 1e6, 2) == between_nodes
     assert inside < between_nodes
+    # Nothing is sent from a part to itself, be it the whole machine.
+    assert send_seconds(cluster, 4, 2, 2, 1e6, 2) == send_seconds(cluster, 1, 0, 0, 1e6, 2) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,12 @@ def test_loss_and_gradients_equal_pytorch(text: str):
     check_gradients(text)
 
 
+def test_deepseek_with_experts_in_every_layer():
+    graph = build("deepseek_v3", **small("deepseek_v3,dense_layers=0")[1])
+    assert not any(".mlp.gate_proj" in n.name for n in graph.weights())
+    check_gradients("deepseek_v3,dense_layers=0")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capacity", [0, 30, 100, 400])
 def test_experts_that_all_tokens_choose_or_none(capacity: int):
@@ -286,6 +292,7 @@ def test_flops_of_a_step_are_those_pytorch_counts(text: str):
         ("gpt2,hidden=10", "pcg.split_heads: "),
         ("wresnet,depth=18", "wresnet: depth is 18; it must be one of 14, 26, 50, 101, 152"),
         ("resnext50,groups=3", "conv2: 128 to 128 channels are not 3 equal groups"),
+        ("deepseek_v3,dense_layers=-1", "dense_layers is -1; it must be 0 or more"),
         ("deepseek_v3,experts=100", "100 experts are not 8 equal groups of 2 or more, of which 4 can be chosen"),
         ("deepseek_v3,chosen_groups=1,chosen=33", "chosen is 33, but 1 groups have 32 experts"),
         ("builder", "no model 'builder'"),

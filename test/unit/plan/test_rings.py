@@ -54,7 +54,7 @@ def lowered(graph: Graph, machine: Machine = EIGHT) -> Program:
         (Degrees(tp=4, sp=True), None),
     ],
 )
-def test_every_layer_goes_around_the_devices_of_cp(degrees: Degrees, axes: tuple[int, ...] | None):
+def test_every_layer_stays_divided_the_devices_of_cp(degrees: Degrees, axes: tuple[int, ...] | None):
     program = lowered(placed(degrees))
     found = rings(program)
     assert [ring.axes for ring in found] == ([] if axes is None else [axes] * 2)
@@ -212,7 +212,7 @@ def test_what_memory_counts_as_going_around_does():
 
         plan = materialise(graph, {n: divided(n) for n in graph.nodes() if n.is_compute}, machine.mesh)
         plan = replace(plan, ring_attention=True)
-        marked = sum(reshard.goes_around for reshard in cost(plan, machine, ADAMW).reshards)
+        marked = sum(reshard.stays_divided for reshard in cost(plan, machine, ADAMW).reshards)
         found = len(rings(lowered(plan, machine)))
         assert marked <= 2 * found
         counted, around = counted + marked, around + found

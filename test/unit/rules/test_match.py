@@ -294,3 +294,9 @@ def test_one_value_for_two_inputs():
     both = op("concat", op("matmul", a, w), op("matmul", a, w), dim=1)
     (match,) = found("concat-of-matmuls.columns", both)
     assert match.inputs["v"] == match.inputs["w"] == w
+
+
+def test_a_side_is_not_built_without_the_values_of_its_attributes():
+    one = rule('subst.rule "r" (%x: [n]) { %y = scale %x {by = $s} yield %y } to { %y = scale %x {by = $s} yield %y }')
+    with pytest.raises(UnityError, match=r"^rule: \$s has no value$"):
+        build(one.target, {"x": x(4)}, {"n": 4})

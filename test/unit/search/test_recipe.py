@@ -14,6 +14,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import training_step
+from unity_ir.pcg.freeze import freeze
 from unity_ir.pcg.graph import Graph, apply, leaf, rebuild, rewrite
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
@@ -70,6 +71,25 @@ TRANSFORMERS = {
 def test_recipes_of_transformers_have_the_serial_gradients(model: str, degrees: str):
     serial, machine = build(model, **TRANSFORMERS[model]), boxes(2, 2)
     check_gradients(serial, recipe(serial, machine, parsed(degrees)), machine)
+
+
+SENDS = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("sp", [False, True])
+def test_adapters_of_low_rank_leave_heads_divided(sp: bool, rank: int):
+    """Their second product is by columns, as the layer beside it: what moves is as without adapters, but for less."""
+    machine = boxes(2)
+    serial, plain = (build("llama3_8b", **{**TRANSFORMERS["llama3_8b"], "hidden": 32}, lora=r) for r in (rank, 0))
+    plain = freeze(plain, "*,!*.q_proj.*,!*.v_proj.*")
+    plans = [recipe(graph, machine, Degrees(tp=2, sp=sp)) for graph in (serial, plain)]
+    check_gradients(serial, plans[0], machine)
+    adapted, large = (
+        sorted(m.kind for m, _ in cost(plan, machine).moves if m.elements * 2 >= 4 * 8 * 32 and m.kind in SENDS)
+        for plan in plans
+    )
+    assert adapted == large
 
 
 @pytest.mark.parametrize("degrees", ["zero=2", "zero=3", "tp=2", "tp=2,zero=1"])
@@ -236,6 +256,7 @@ def test_expert_parallelism_of_every_degree_is_a_baseline():
             assert found[f"degrees,zero=2,ep={ep}"] == recipe(serial, machine, Degrees(zero=2, ep=ep))
     assert expert_degrees(serial, machine) == [2, 4]
     assert expert_degrees(build("moe", **MIXTURE, dispatch="sparse"), machine) == []
+    assert expert_degrees(build("moe", **MIXTURE, dispatch="sparse"), machine, ["routed_matmul"]) == [2, 4]
 
 
 @pytest.mark.parametrize("group", [8, 16, 32, 64])
@@ -286,7 +307,7 @@ def test_weights_are_seen_through_casts():
         ("ep=0", "ep is 0; a degree is 1 or more"),
         ("ep=3", "ep=3 is no product of the innermost mesh axes of boxes, 2 x 2 x 2; use 1, 2, 4 or 8"),
         ("tp=2,ep=8", "ep=8 is no product of the innermost mesh axes of boxes, 2 x 2; use 1, 2 or 4"),
-        ("tp=2,ep=2", "ep=2 divides experts that have a capacity, which this graph lacks; leave it out"),
+        ("tp=2,ep=2", "ep=2 divides experts that take some tokens each, which this graph lacks; leave it out"),
         ("tp=3", "tp=3 is no product of the innermost mesh axes of boxes, 2 x 2 x 2; use 1, 2, 4 or 8"),
         ("tp=2,dp=8", "dp=8 times tp=2 is 16 devices, but boxes has 8; use dp=4"),
         ("tp=8", "tp=8 does not divide 4 heads of attention; use a divisor of them"),

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 TRANSFORMERS = ("fused", "separate", "written", "gpt2", "llama", "bert")
 FUSED = ("fused", "gpt2")
+SPLIT = {"dim": 2, "sizes": (16, 16, 16)}
 OTHERS = ("network", "recommender")
 
 
@@ -46,6 +47,7 @@ CASES = [
     for name in (*TRANSFORMERS, *OTHERS)
     if "sp" not in degrees or name in TRANSFORMERS
 ]
+CASES += [("adapted", degrees) for degrees in ("tp=2", "tp=4,sp=true", "tp=2,zero=3")]
 CONTEXT = [(name, degrees) for name in ("fused", "gpt2", "llama", "bert") for degrees in ("cp=4", "cp=2,tp=2,sp=true")]
 CONTEXT += [(name, "cp=2,stripes=true") for name in ("fused", "separate")]
 
@@ -71,6 +73,18 @@ def test_sequences_that_are_not_divided(name: str, message: str):
         recipe(imported(name), boxes(2, 2), parsed("cp=2" if name == "written" else "cp=2,stripes=true"))
 
 
+def test_heads_that_no_products_of_their_own_make_are_refused():
+    """Though tp divides their number: a gelu is between the product of queries, keys and values, and its split."""
+    x = leaf("input", tensor_type((4, 8, 16), "f32"), name="x")
+    weight = leaf("weight", tensor_type((16, 48), "f32"), name="w").result
+    parts = apply("split", [apply("gelu", [apply("matmul", [x.result, weight]).result]).result], SPLIT).results
+    heads = [apply("split_heads", [p], {"heads": 2}).result for p in parts]
+    h = apply("attention", heads, {"scale": 1.0}).result
+    loss = apply("mse", [apply("merge_heads", [h]).result, x.result]).result
+    with pytest.raises(UnityError, match=r"^degrees: tp=2 leaves 2 heads of attention whole, since no products"):
+        recipe(Graph("f", (x,), (loss,)), boxes(2), Degrees(tp=2))
+
+
 def root(value: Value) -> Node:
     """What a value of a plan is, moved, cast, or a part of."""
     while value.node.is_parallel or value.node.op in ("cast", "split"):
@@ -87,7 +101,7 @@ def reads_weight(node: Node) -> bool:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", [4, 8])
-@pytest.mark.parametrize("name", [*TRANSFORMERS, *OTHERS])
+@pytest.mark.parametrize("name", [*TRANSFORMERS, "adapted", *OTHERS])
 def test_tensor_parallelism_divides_all_dense_layers_tables_and_heads(name: str, devices: int):
     """
     Of transformers every product with a weight, and heads; of the network, dense layers; of the recommender, tables.
@@ -111,7 +125,7 @@ def test_tensor_parallelism_divides_all_dense_layers_tables_and_heads(name: str,
         for weight in map(root, node.operands):
             if weight.op == "weight" and len(weight.types[0].shape) == 2:
                 assert prod(weight.types[0].degrees) == tp, weight.name
-    per_layer = {"fused": 6, "gpt2": 6, "llama": 7}.get(name, 6) + (name != "written")
+    per_layer = {"fused": 6, "gpt2": 6, "llama": 7, "adapted": 10}.get(name, 6) + (name != "written")
     assert len(nodes) >= {"network": 2, "recommender": 3}.get(name, per_layer * LAYERS + 2)
 
 

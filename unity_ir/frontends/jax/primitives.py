@@ -85,6 +85,46 @@ def _erfc(x: Tensor) -> Tensor:
     return 1 - torch.erf(x)
 
 
+_NEAR_0 = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087),
+    *(-0.00125372503, -0.00417768164, 0.246640727, 1.50140941),
+)
+_NEAR_1 = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
+    *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
+)
+"""Coefficients of (the inverse of erf) / x, in w - 2.5 for w < 5, else in sqrt(w) - 3, where w = -log(1 - x^2)."""
+
+
+def _erf_inv(x: Tensor) -> Tensor:
+    """
+    The inverse of erf in single precision (Giles, "Approximating the erfinv function", 2010, table 5); a step of
+    Newton's makes it that of double precision. The gradient is that of the inverse, not of the polynomials. At 1 and -1
+    it is infinite.
+    """
+    if x.dtype in (torch.bfloat16, torch.float16):
+        return _erf_inv(x.float()).to(x.dtype)
+    at = x.detach()
+    w = -torch.log1p(-at * at)
+    near = torch.where(w < 5, w - 2.5, torch.sqrt(w) - 3)
+    y = torch.where(w < 5, _polynomial(_NEAR_0, near), _polynomial(_NEAR_1, near)) * at
+    slope = 0.5 * math.sqrt(math.pi) * torch.exp(y * y)
+    if x.dtype == torch.float64:
+        y = y - slope * (torch.erf(y) - at)
+        slope = 0.5 * math.sqrt(math.pi) * torch.exp(y * y)
+    return torch.where(at.abs() < 1, y + slope * (x - at), at / (1 - at.abs()))
+
+
+def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    """Return a polynomial's values by Horner's rule, of coefficients that begin with that of the highest power."""
+    first, *rest = coefficients
+    out: Tensor | float = first
+    for coefficient in rest:
+        out = out * x + coefficient
+    assert isinstance(out, Tensor)
+    return out
+
+
 def _logical(of_bools: Callable[..., Tensor], of_bits: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def of(*operands: Tensor) -> Tensor:
         return (of_bools if operands[0].dtype == torch.bool else of_bits)(*operands)
@@ -317,14 +357,35 @@ def _cumulative(function: Callable[[Tensor, int], Tensor]) -> Mapped:
     return of
 
 
+def _running(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """
+    Return a function that combines all elements up to each position of a dim, for which an element may count several
+    times (as for a maximum): each step doubles how many are combined (Hillis and Steele, 1986).
+    """
+
+    def of(x: Tensor, axis: int) -> Tensor:
+        by, size = 1, x.shape[axis]
+        while by < size:
+            combined = combine(x.narrow(axis, by, size - by), x.narrow(axis, 0, size - by))
+            x = torch.cat([x.narrow(axis, 0, by), combined], axis)
+            by *= 2
+        return x
+
+    return of
+
+
 def _sort(eqn: Any, *operands: Operand) -> Sequence[Tensor]:
-    """Sort by the first operand; the others go along."""
-    dim = int(eqn.params["dimension"])
-    if eqn.params["num_keys"] != 1:
-        raise UnityError("it sorts by several keys; sort by one")
+    """Sort by the first `num_keys` operands, of which earlier ones count more; the others go along."""
+    dim, keys = int(eqn.params["dimension"]), int(eqn.params["num_keys"])
     first, *rest = map(to_torch, operands)
-    values, order = torch.sort(first, dim=dim, stable=True)
-    return [values, *(torch.gather(x, dim, order) for x in rest)]
+    if keys == 1:
+        values, order = torch.sort(first, dim=dim, stable=True)
+        return [values, *(torch.gather(x, dim, order) for x in rest)]
+    tensors = [first, *rest]
+    order = torch.argsort(tensors[keys - 1], dim=dim, stable=True)
+    for key in reversed(tensors[: keys - 1]):
+        order = torch.gather(order, dim, torch.argsort(torch.gather(key, dim, order), dim=dim, stable=True))
+    return [torch.gather(x, dim, order) for x in tensors]
 
 
 def _top_k(eqn: Any, x: Operand) -> Sequence[Tensor]:
@@ -374,6 +435,7 @@ PRIMITIVES: Mapping[str, Mapped] = {
     "round": _with(_round),
     "erf": _pointwise(torch.erf),
     "erfc": _pointwise(_erfc),
+    "erf_inv": _pointwise(_erf_inv),
     "square": _pointwise(torch.square),
     "integer_pow": _with(_integer_pow),
     "is_finite": _pointwise(torch.isfinite),
@@ -436,8 +498,9 @@ PRIMITIVES: Mapping[str, Mapped] = {
     "argmin": _where_largest(torch.argmin),
     "cumsum": _cumulative(torch.cumsum),
     "cumprod": _cumulative(torch.cumprod),
-    "cummax": _cumulative(lambda x, axis: torch.cummax(x, axis)[0]),
-    "cummin": _cumulative(lambda x, axis: torch.cummin(x, axis)[0]),
+    "cummax": _cumulative(_running(torch.maximum)),
+    "cummin": _cumulative(_running(torch.minimum)),
+    "cumlogsumexp": _cumulative(torch.logcumsumexp),
     "reduce_window_max": window_max,
     "reduce_window_min": window_min,
     "reduce_window_sum": window_sum,

@@ -15,7 +15,9 @@ from math import prod
 
 from unity_ir.interop.chakra.schema import COLLECTIVE_TYPES
 from unity_ir.pcg.sharding import Mesh, coordinate_of, is_pinned
-from unity_ir.plan.program import HaloExchange, Program
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.program import HaloExchange, Program, RowMove
 from unity_ir.plan.schedule import Start, moves_of, piece_bytes
 
 
@@ -57,6 +59,8 @@ def network_call(program: Program, start: Start) -> NetworkCall:
         length = program.tensors[smaller].local(program.mesh)[first.dim]
         each = piece_bytes(program, smaller) // length
         return NetworkCall(first.kind, first.axes, each, low=first.low, high=first.high, size=length)
+    if isinstance(first, RowMove):
+        size = move_of(program, first).elements * ELEMENT_BYTES[program.tensors[first.result].dtype]
     root, to = (coordinate_of(role) if is_pinned(role) else 0 for role in (first.source, first.target))
     return NetworkCall(first.kind, first.axes, size, root, to)
 

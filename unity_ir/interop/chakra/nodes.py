@@ -23,7 +23,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.host_state import StateCopy, WindowUpdate
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight, ValueMove
+from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight, ValueMove, reads
 from unity_ir.plan.schedule import Start, Wait, communicates, moves_of, piece_bytes
 from unity_ir.simulate.tasks import PlayedLine, TaskGraph
 from unity_ir.simulate.trace import name
@@ -142,7 +142,7 @@ class NodeList:
     def _start(self, plan: Plan, tasks: TaskGraph, start: Start, own: Sequence[int], at: int) -> None:
         program, moves = plan.program, moves_of(start)
         results = [move.result for move in moves]
-        read = self.made(plan, [move.operand for move in moves], at)
+        read = self.made(plan, [r for move in moves for r in reads(move)], at)
         if not communicates(moves[0]):
             moved = sum(piece_bytes(program, r) for move in moves for r in (move.operand, move.result))
             is_free = not any(int(tasks.ticks[task]) for task in own)

@@ -33,8 +33,11 @@ COLLECTIVE_TYPES = {
     "broadcast": 5,
     "all_to_all": 6,
     "reduce_scatter": 7,
+    "count_rows": 2,
+    "send_rows": 6,
+    "return_rows": 6,
 }
-"""The numbers of collectives in the schema (enum CollectiveCommType)."""
+"""The numbers of collectives in the schema (enum CollectiveCommType); of rows, as if all ranks had an even share."""
 
 VALUE_FIELDS = {"int32": 7, "int64": 9, "uint64": 13, "bool": 27, "string": 29}
 """The numbers of an AttributeProto's fields by the type of its value."""

@@ -32,7 +32,7 @@ from unity_ir.pcg.origin import Origin
 from unity_ir.plan.host_state import WindowUpdate
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, ReshardMove, UpdateWeight, check_step
+from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, ReshardMove, RowMove, UpdateWeight, check_step
 from unity_ir.version import __version__
 
 _IMPORT_TRITON = """
@@ -292,6 +292,8 @@ class _Printer:
             return "halos are exchanged by messages that the host starts"
         if any(isinstance(i, ReshardMove) and i.kind == "ring_shift" for i in self.program.body):
             return "pieces go around a ring by messages that the host starts"
+        if any(isinstance(i, RowMove) for i in self.program.body):
+            return "the host reads how many rows go to each device's experts"
         if self.program.state_at_host:
             return "the optimizer's state rests at the host"
         if self.program.values_at_host:

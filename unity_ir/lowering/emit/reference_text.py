@@ -183,6 +183,7 @@ class _Writer:
 
 def _constant(node: Node) -> str:
     (type,) = node.types
-    dtype = "torch.float64" if type.is_floating else TORCH_DTYPES[type.dtype]
+    # The weights say in which precision the reference computes.
+    dtype = "next(iter(weights.values())).dtype" if type.is_floating else TORCH_DTYPES[type.dtype]
     value = node.attribute("value")
     return f"torch.full({type.shape!r}, {value!r}, dtype={dtype}, device=next(iter(batch.values())).device)"

@@ -20,6 +20,7 @@ from unity_ir.plan.program import (
     Leaf,
     Register,
     ReshardMove,
+    RowMove,
     TimeStep,
     UpdateWeight,
     ValueMove,
@@ -398,6 +399,9 @@ class StepWriter:
             "target": _dim_or_rank(move.target),
             "held": f"{held.local(self.program.mesh)!r}, {TORCH_DTYPES[held.dtype]}",
         }
+        if isinstance(move, RowMove):
+            words |= {"rows": repr(move.rows), "experts": repr(move.experts), "layer": repr(move.layer)}
+            words["counts"] = "" if move.counts is None else self._use(move.counts)
         copied = ".clone()" if move.kind == "all_reduce" and move.result not in self.in_place else ""
         rest = "".join(f", {words[a]}" for a in call.arguments)
         return f"{call.function}(ctx, ", f"{copied}{rest}, {move.axes!r})"

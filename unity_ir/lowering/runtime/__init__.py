@@ -227,7 +227,7 @@ def runtime_names() -> frozenset[str]:
 def imports(parts: tuple[str, ...] = PARTS) -> str:
     """
     Return the text of the import statements that the runtime modules named in `parts` need, without imports of this
-    package: those of the standard library first, then those of torch, which at least one of the modules must import.
+    package: those of the standard library first, then, after an empty line, those of torch, if there are any.
     """
     found: set[str] = set()
     for part in parts:
@@ -239,9 +239,10 @@ def imports(parts: tuple[str, ...] = PARTS) -> str:
                     found.add(ast.unparse(statement))
                 case _:
                     pass
-    standard = sorted(found, key=lambda line: ("torch" in line, line.startswith("from"), line))
-    first = next(i for i, line in enumerate(standard) if "torch" in line)
-    return "\n".join([*standard[:first], "", *standard[first:]]) + "\n"
+    lines = sorted(found, key=lambda line: (line.startswith("from"), line))
+    of_torch = [line for line in lines if "torch" in line]
+    standard = [line for line in lines if line not in of_torch]
+    return "\n".join([*standard, *(["", *of_torch] if of_torch else [])]) + "\n"
 
 
 def load(parts: tuple[str, ...], **plan: Any) -> SimpleNamespace:

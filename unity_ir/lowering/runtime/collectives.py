@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.plan import MESH
+from unity_ir.lowering.runtime.ranks import fail
 
 # --- copied into the program from here on ---
 
@@ -250,6 +251,55 @@ def constant(ctx, value, shape, dtype, addend_axes):
     """Return this rank's addend of a tensor filled with `value`: that on the first rank along `addend_axes`, else 0."""
     first = ctx.index(addend_axes) == 0
     return torch.full(shape, value if first else 0.0, dtype=dtype, device=ctx.device)
+
+
+# --- rows of experts, of which data say how many go where
+
+
+def count_rows(ctx, e, experts, rows, layer, axes):
+    """
+    Start to count the rows that ranks along mesh axes `axes` are to send each other: each row to the rank that has its
+    expert, of the integers `e`, of which each rank has `experts` in order. Return a Pending with two lists, of how many
+    rows this rank sends to each and receives from each, whose `wait` waits for the device. It ends the run where a rank
+    would receive more than `rows`; `layer` is the name of the experts.
+    """
+    ways, to = _ways(axes), e.reshape(-1).long() // experts
+    mine = to.new_zeros(ways).scatter_add_(0, to, torch.ones_like(to))
+    out = mine.new_empty(ways * ways)
+    work = _all_gather(out, mine, group=ctx.groups[axes], async_op=True)
+
+    def finish():
+        table, me = out.view(ways, ways).tolist(), ctx.index(axes)
+        most = max(map(sum, zip(*table)))
+        if most > rows:
+            fail(
+                f"{layer}: {most} rows go to the experts of one rank, which has room for {rows}; make the plan with a "
+                "larger imbalance, and resume from the last checkpoint"
+            )
+        return table[me], [sent[me] for sent in table]
+
+    return Pending(axes, work, finish, out, mine)
+
+
+def send_rows(ctx, x, counts, rows, axes):
+    """
+    Start to send the rows `x` [1, n, ..], sorted by rank, to the ranks along `axes`, as many as `counts` says. Return a
+    Pending with [1, `rows`, ..]: the rows that come, in order of ranks, and zeros (-1 of integers) after them.
+    """
+    (to, come), x = counts, x.contiguous()
+    out = x.new_empty((1, rows, *x.shape[2:]))
+    out[:, sum(come) :].fill_(0 if out.is_floating_point() else -1)
+    group = ctx.groups[axes]
+    work = dist.all_to_all_single(out[0, : sum(come)], x[0], come, to, group=group, async_op=True)
+    return Pending(axes, work, lambda: out, out, x)
+
+
+def return_rows(ctx, x, counts, axes):
+    """Start to send rows that `send_rows` with these `counts` brought back; return a Pending with them [1, n, ..]."""
+    (to, come), x = counts, x.contiguous()
+    out = x.new_empty((1, sum(to), *x.shape[2:]))
+    work = dist.all_to_all_single(out[0], x[0, : sum(come)], to, come, group=ctx.groups[axes], async_op=True)
+    return Pending(axes, work, lambda: out, out, x)
 
 
 # --- micro-batches

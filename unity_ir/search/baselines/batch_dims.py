@@ -3,8 +3,8 @@ Find the dim of each input along which the samples of a batch run: tables have n
 it second.
 
 Dims that share an index variable in any operator form one class. The samples' class occurs in no weight, and no
-operator has two variables of it (as attention has two of positions). Of the classes left it is the one that occurs in
-the most operators; of equals, the outermost.
+operator has two variables of it (as attention has two of positions), and it occurs in an input that is no table of an
+import. Of the classes left it is the one that occurs in the most operators; of equals, the outermost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Classes:
 def batch_dims(graph: Graph) -> Mapping[Value, int]:
     """
     Return the batch dim of each input: the number of the dim along which the samples run. Inputs without samples are
-    left out. If no input has a dim that can be one, returns dim 0 of every input that is no scalar.
+    left out. If no input has a dim that can be one, returns dim 0 of every input that is no scalar, nor a table.
 
     Given tokens [b, s] and a table of angles [s, e], returns 0 for the tokens and nothing for the table. Memoised.
     """
@@ -57,9 +57,11 @@ def batch_dims(graph: Graph) -> Mapping[Value, int]:
         twice.update(each for each, count in found.items() if count > 1)
     twice.update(classes.of((n.result, i)) for n in graph.weights() for i in range(len(n.result.shape)))
     inputs = [(n.result, i) for n in graph.inputs for i in range(len(n.result.shape))]
-    may = [dim for dim in inputs if classes.of(dim) not in twice and operators[classes.of(dim)] > 0]
+    # An import gives tables names with dots, which parameters of a `forward` cannot have.
+    own = [dim for dim in inputs if "." not in dim[0].node.name] or inputs
+    may = [dim for dim in own if classes.of(dim) not in twice and operators[classes.of(dim)] > 0]
     if not may:
-        return {n.result: 0 for n in graph.inputs if n.result.shape}
+        return {value: 0 for value, dim in own if dim == 0}
     samples = classes.of(max(may, key=lambda dim: operators[classes.of(dim)]))
     # Reversed, so that the outermost of an input's dims overwrites the others.
     return {value: i for value, i in reversed(inputs) if classes.of((value, i)) == samples}

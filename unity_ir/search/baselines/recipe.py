@@ -18,22 +18,27 @@ Make the plan of a published recipe from its degrees: data, tensor and sequence 
             these devices, too, with `zero`. With `stripes` tokens are in striped order, so that all devices have about
             as many scores under a causal mask (`pcg.striped`)
     ep      experts are divided over the innermost devices of `dp`, which exchange tokens before and after (Lepikhin et
-            al., 2020); of mixtures whose experts have a capacity
+            al., 2020). Where experts have no capacity, these devices gather all of their tokens; with `exchange` they
+            send each only to the devices of its experts (`plan.routes`), as many as may come, or `imbalance` times an
+            even share at most
 
 Sizes that degrees do not divide are left whole, as a vocabulary that is not padded; samples and heads have to divide.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
+from unity_ir.ops.slots import EXPERT_MATMUL
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, GridRole, Layout, Mesh, is_shard, place
 from unity_ir.pcg.striped import sequence_variables, striped
+from unity_ir.plan.routes import OF_ROWS
 from unity_ir.search.baselines.attention import has_sequence
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.baselines.follow import Choose, Rest, Settle, Store, follow, reduced, settled_along
@@ -74,8 +79,9 @@ class Degrees:
     How much of each kind of parallelism a plan by recipe has (a plan by hand, made from these numbers alone): the
     degrees of data parallelism (`dp`), tensor parallelism (`tp`), ZeRO (stage `zero`, among `shards` devices), expert
     parallelism (`ep`) and context parallelism (`cp`), whether activations are sharded along the sequence (`sp`),
-    whether tokens are in striped order (`stripes`), and whether keys and values go around a ring (`ring`) rather than
-    being gathered. Raises `UnityError` for values that contradict each other.
+    whether tokens are in striped order (`stripes`), whether keys and values go around a ring (`ring`) rather than being
+    gathered, and whether rows of experts without a capacity are exchanged (`exchange`), at most `imbalance` times an
+    even share for a device. Raises `UnityError` for values that contradict each other.
 
     By default `dp` is what `tp` and `cp` leave of the machine, and `shards` all of `dp` times `cp`.
     """
@@ -89,6 +95,8 @@ class Degrees:
     cp: int = 1
     stripes: bool = False
     ring: bool = False
+    exchange: bool = False
+    imbalance: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "shards", "ep", "cp"):
@@ -105,6 +113,21 @@ class Degrees:
             raise UnityError("degrees: stripes=true balances causal attention over the devices of cp; add cp=2 or more")
         if self.ring and self.cp == 1:
             raise UnityError("degrees: ring=true hands keys and values on over the devices of cp; add cp=2 or more")
+        if self.exchange and self.ep == 1:
+            raise UnityError("degrees: exchange=true exchanges rows among the devices of ep; add ep=2 or more")
+        if self.exchange and self.tp * self.cp > 1:
+            raise UnityError("degrees: exchange=true exchanges rows that dp and ep alone divide; leave tp and cp out")
+        if self.imbalance is not None and not self.exchange:
+            raise UnityError(
+                f"degrees: imbalance={self.imbalance} bounds the rows that are exchanged; add exchange=true"
+            )
+        if self.imbalance is not None and not 1 <= self.imbalance < inf:
+            raise UnityError(f"degrees: imbalance is {self.imbalance}; it is a number of 1 or more")
+
+    @property
+    def exchange_rows(self) -> float:
+        """`Graph.exchange_rows` of the plan."""
+        return (self.imbalance or inf) if self.exchange else 0.0
 
     def on(self, machine: Machine) -> Axes:
         """
@@ -155,7 +178,7 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
     the model; `name` begins the message about a batch that does not divide.
     """
     plan = _recipe(graph, machine, degrees, name)
-    return replace(plan, ring_attention=True) if degrees.ring else plan
+    return replace(plan, ring_attention=degrees.ring, exchange_rows=degrees.exchange_rows)
 
 
 def _recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str) -> Graph:
@@ -167,7 +190,7 @@ def _recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str) -> Grap
     divided = axes.data if transformer else range(len(mesh.sizes))
     _check_samples(graph, mesh, divided, name)
     if degrees.ep > 1:
-        _check_experts(graph, degrees.ep)
+        _check_experts(graph, degrees)
     if degrees.cp > 1 and not any(n.op.startswith("attention") for n in graph.nodes()):
         raise UnityError(
             "degrees: cp divides the sequence of attention operators, which this graph lacks; leave it out"
@@ -226,30 +249,42 @@ def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
         if node.op.startswith("attention") and not all(isinstance(assignment[axis], str) for axis in tensor):
             heads = sorted({v.shape[1] for v in node.operands if len(v.shape) > 1})
             said = " and ".join(map(str, heads))
+            if all(count % tp == 0 for count in heads):
+                raise UnityError(
+                    f"degrees: tp={tp} leaves {said} heads of {node.op} whole, since no products of their own, with"
+                    f" biases and adapters, make its queries, keys and values; use tp=1, or --search"
+                )
             raise UnityError(f"degrees: tp={tp} does not divide {said} heads of attention; use a divisor of them")
 
 
-def expert_degrees(graph: Graph, machine: Machine) -> list[int]:
+def expert_degrees(graph: Graph, machine: Machine, products: Collection[str] = (EXPERT_MATMUL.name,)) -> list[int]:
     """
     Return the degrees above 1 of expert parallelism without tensor parallelism that a serial graph and a machine allow,
-    in ascending order: none for a graph without experts that have a capacity.
+    in ascending order: none for a graph without experts that compute by these `products`, by default those of experts
+    with a capacity.
     """
-    sizes, counts = machine.mesh.sizes, _expert_counts(graph)
+    sizes, counts = machine.mesh.sizes, _expert_counts(graph, products)
     degrees = [prod(sizes[first:]) for first in reversed(range(len(sizes)))]
     return [ep for ep in degrees if counts and all(count % ep == 0 for count in counts)]
 
 
-def _expert_counts(graph: Graph) -> set[int]:
-    """Return the numbers of experts in the layers whose experts have a capacity."""
-    return {n.operands[1].shape[0] for n in graph.nodes() if n.op == "expert_matmul"}
+def _expert_counts(graph: Graph, products: Collection[str]) -> set[int]:
+    """Return the numbers of experts of the layers that have such products."""
+    return {n.operands[1].shape[0] for n in graph.nodes() if n.op in products}
 
 
-def _check_experts(graph: Graph, ep: int) -> None:
-    counts = _expert_counts(graph)
+def _check_experts(graph: Graph, degrees: Degrees) -> None:
+    ep, dropless = degrees.ep, _expert_counts(graph, OF_ROWS)
+    counts = _expert_counts(graph, (EXPERT_MATMUL.name,)) | dropless
     if not counts:
         raise UnityError(
-            f"degrees: ep={ep} divides experts that have a capacity, which this graph lacks; leave it out, or give a "
-            "mixture of the zoo capacity=125"
+            f"degrees: ep={ep} divides experts that take some tokens each, which this graph lacks; leave it out, or "
+            "give a mixture of the zoo dispatch=sparse"
+        )
+    if degrees.exchange and not dropless:
+        raise UnityError(
+            "degrees: exchange=true exchanges rows of experts without a capacity, which this graph lacks; leave it "
+            "out, as those with one exchange their slots"
         )
     for count in counts:
         if count % ep:
@@ -263,15 +298,20 @@ def _exchanged(mesh: Mesh, axes: range, choose: Choose, settle: Settle) -> tuple
     """
     Return the rules `choose` and `settle` of `follow`, changed so that the slots of experts (`ops/slots.py`) are
     divided over the mesh axes with the numbers in `axes` in place of the groups of tokens, from where tokens are put
-    into slots to where they are read from them.
+    into slots to where they are read from them. Of experts without a capacity, each product is divided so, and what it
+    makes is reduced to where the rows were.
     """
 
     def chosen(node: Node, axis: int, followed: str | None) -> GridRole | None:
         if axis in axes and node.op == "from_slots":
             return node.analysis.result_dims[0][0]
+        if axis in axes and node.op in OF_ROWS:
+            return "v"
         return choose(node, axis, followed)
 
     def settled(value: Value, made: Layout) -> Layout:
+        if value.node.op in OF_ROWS:
+            return settle(value, tuple(0 if axis in axes and role == SUM else role for axis, role in enumerate(made)))
         layout = settle(value, made)
         if value.node.op != "to_slots":
             return layout
@@ -373,7 +413,7 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
         matrix = dense[node]
         if matrix is not None:
             by_rows = followed is not None and followed == row_variable(node, matrix)
-            return followed if by_rows else column_variable(node, matrix)
+            return followed if by_rows and not _is_of_low_rank(node, dense) else column_variable(node, matrix)
         ids = table_operand(node)
         if ids is not None and followed is None:
             tp = prod(mesh.sizes[i] for i in tensor)
@@ -386,6 +426,30 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
     rest, store = inputs(graph, mesh, axes.data), stored(mesh, axes.sharded)
     rules = _exchanged(mesh, axes.experts, _along_context(graph, axes, choose), _between(mesh, axes, sp))
     return follow(graph, mesh, rules[0], rest, rules[1], store, again=axes.again)
+
+
+def _is_of_low_rank(node: Node, dense: Mapping[Node, int | None]) -> bool:
+    """
+    Return whether a product reads another that has fewer columns than either of the two has rows and columns beside, as
+    an adapter does (LoRA). By rows, all its columns would be summed; by columns, only its few rows are gathered.
+    """
+
+    def sizes(product: Node, matrix: int) -> tuple[int, int]:
+        extents = product.analysis.bound.extents
+        rows, columns = row_variable(product, matrix), column_variable(product, matrix)
+        return (1 if rows is None else extents[rows]), (1 if columns is None else extents[columns])
+
+    matrix = dense[node]
+    if matrix is None or len(node.operands) != 2:
+        return False
+    read = node.operands[1 - matrix].node
+    while read.op in ("cast", "scale", "dropout"):
+        read = read.operands[0].node
+    inner = dense[read]
+    if inner is None:
+        return False
+    rank, columns = sizes(node, matrix)
+    return rank < min(columns, sizes(read, inner)[0])
 
 
 def _undivided(node: Node) -> str | None:

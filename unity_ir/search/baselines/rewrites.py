@@ -16,48 +16,67 @@ from unity_ir.search.baselines.operands import column_variable, is_weight, weigh
 
 def split_products(graph: Graph) -> Graph:
     """
-    Return the serial graph with each product that is split along its columns, with bias or without, divided into a
-    product for each part.
+    Return the serial graph with each product that is split along its columns divided into a product for each part: with
+    a bias or without, and with what an adapter of low rank (LoRA) adds to it, scaled.
 
     rewrite: split(x @ w + b) -> (x @ w0 + b0, x @ w1 + b1, ..), where (w0, w1, ..) = split(w) and (b0, ..) = split(b)
+             split(x @ w + s * (y @ v)) -> (x @ w0 + s * (y @ v0), ..)
     """
     users = graph.users()
 
     def changed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
-        return _parts(node, operands, users) or rebuild(node, operands, node.view).results
+        if node.op == "split" and node.attribute("dim") == len(node.operands[0].shape) - 1:
+            parts = _parts(node.operands[0], operands[0], node.attribute("sizes"), users)
+            if parts is not None:
+                return parts
+        return rebuild(node, operands, node.view).results
 
     return rewrite(graph, changed)
 
 
-def _parts(node: Node, operands: tuple[Value, ...], users: Mapping[Value, Sequence[tuple[Node, int]]]) -> list[Value]:
-    """Return the parts of a split product, each of a product of its own; [] if the node splits something else."""
-    if node.op != "split" or node.attribute("dim") != len(node.operands[0].shape) - 1:
-        return []
-    sizes = node.attribute("sizes")
-    (old,), (made,) = node.operands, operands
-    bias: Value | None = None
-    if old.node.op == "add" and len(users[old]) == 1 and is_weight(old.node.operands[1]):
-        bias = made.node.operands[1]
-        if bias.shape != old.shape[-1:]:
-            return []
-        old, made = old.node.operands[0], made.node.operands[0]
-    product = made.node
+def _parts(
+    old: Value, made: Value, sizes: tuple[int, ...], users: Mapping[Value, Sequence[tuple[Node, int]]]
+) -> list[Value] | None:
+    """
+    Return the parts, of these sizes along the last dim, of a value that one operator reads: each of products, sums and
+    scalings of its own. `old` is the value in the graph of these `users`, `made` the same in the rewritten one. None if
+    the value is made in another way.
+    """
+    node, operands = old.node, made.node.operands
+    if len(users[old]) > 1:
+        return None
+    if node.op not in ("add", "scale", "cast"):
+        return _products(made.node, sizes)
+    read: list[list[Value]] = []
+    for was, operand in zip(node.operands, operands, strict=True):
+        if node.op == "add" and is_weight(was) and operand.shape == made.shape[-1:]:
+            read.append(list(apply("split", [operand], {"dim": 0, "sizes": sizes}).results))
+            continue
+        parts = _parts(was, operand, sizes, users) if operand.shape == made.shape else None
+        if parts is None:
+            return None
+        read.append(parts)
+    return [apply(node.op, each, dict(node.attributes)).result for each in zip(*read, strict=True)]
+
+
+def _products(product: Node, sizes: tuple[int, ...]) -> list[Value] | None:
+    """
+    Return a product for each part, of these sizes, of the columns of `product`'s weight; None if it is no product whose
+    weight has the columns.
+    """
     matrix = weight_operand(product)
-    if matrix is None or len(users[old]) > 1 or column_variable(product, matrix) is None:
-        return []
-    weight = product.operands[matrix]
+    if matrix is None or column_variable(product, matrix) is None:
+        return None
     columns = product.analysis.operand_dims[product.analysis.bound.operands[matrix].name]
     variable = product.analysis.result_dims[0][-1]
     if variable is None or variable not in columns:
-        return []
-    weights = apply("split", [weight], {"dim": columns.index(variable), "sizes": sizes}).results
-    biases = () if bias is None else apply("split", [bias], {"dim": 0, "sizes": sizes}).results
-    parts: list[Value] = []
-    for i, part in enumerate(weights):
-        each = (*product.operands[:matrix], part, *product.operands[matrix + 1 :])
-        value = apply(product.op, each, dict(product.attributes)).result
-        parts.append(apply("add", [value, biases[i]]).result if biases else value)
-    return parts
+        return None
+    split = {"dim": columns.index(variable), "sizes": sizes}
+    each = [
+        (*product.operands[:matrix], part, *product.operands[matrix + 1 :])
+        for part in apply("split", [product.operands[matrix]], split).results
+    ]
+    return [apply(product.op, operands, dict(product.attributes)).result for operands in each]
 
 
 def vocabulary_parallel_loss(graph: Graph, parts: int) -> Graph:

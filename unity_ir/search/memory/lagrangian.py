@@ -318,10 +318,11 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     peak.
 
     `graph` is the plan's parallel forward graph, and `priced` its cost. The peak is simulated only where the sum of all
-    buffers exceeds the device's memory.
+    buffers exceeds the device's memory, or is not known, as where buffers hold the most rows that may come.
     """
     if (
         graph.pipeline is None
+        and not graph.exchange_rows
         and not not_kept(graph)
         and peak_upper_bound(graph, priced, optimizer) <= priced.machine.device.usable
     ):

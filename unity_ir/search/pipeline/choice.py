@@ -11,7 +11,7 @@ by their estimates among them: the loosest is made tighter until it is as tight 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -37,8 +37,8 @@ PLANS = 4
 
 FAR = 1.05
 """
-Fewer micro-batches are not estimated once they get slower, and are slower than the best estimate by this factor; nor is
-a plan made of what is estimated slower than the best plan by it.
+Fewer micro-batches, or more, are not estimated once they get slower, and are slower than the best estimate by this
+factor; nor is a plan made of what is estimated slower than the best plan by it.
 """
 
 
@@ -59,10 +59,12 @@ def best_pipeline(
     micro_batches: int | None = None,
     schedule: ScheduleKind | None = None,
     faster_than: float = inf,
+    expecting: Callable[[Pair], object] | None = None,
 ) -> PipelineChoice | None:
     """
     Return the fastest pipeline found for the graph of `search` on two or more equal parts of its machine, each with one
     stage or more. Return None if it takes `faster_than` seconds or more, such as those of the best plan without stages.
+    `expecting` is called, before whole plans are made, with the pair that seems the fastest, which is mostly chosen.
 
     `parts` and `micro_batches` are how many of each there are to be, None to choose. `schedule` is a pair (name, stages
     per part), of which the name may be None: then it is chosen from the schedules with that number of stages per part.
@@ -86,6 +88,8 @@ def best_pipeline(
         except UnityError as error:
             failed = failed or error
     best: PipelinePlan | None = None
+    if sketches and expecting is not None:
+        expecting(min(sketches)[1])
     for least, pair in sorted(sketches):
         if best is not None and least >= best.makespan and not search.is_small:
             break
@@ -216,26 +220,32 @@ def _estimates(
 ) -> dict[Pair, float]:
     """
     Return the estimated seconds of pairs: from stages of about a node each on to more, and to fewer, until these are
-    slower by far than others; without those that kernels alone rule out.
+    slower by far than others; without those that kernels alone rule out. Micro-batches are at first as many as there
+    can be; with other stages, as many as were fastest for those before, then fewer, then more.
     """
     found: dict[Pair, float] = {}
     bounds = LayoutBounds(search, is_split=True)
     divisors = _divisors(search, micro_batches)
+    near = 0
 
     def best() -> float:
         return min(found.values(), default=faster_than)
 
     def estimate(p: int) -> float:
-        least = inf
-        for m in divisors:
-            known = faster_than if search.is_small else min(faster_than, best())
-            is_slow = parts is None and bounds.work_of_kernels(p, m) >= known
-            if is_slow or (parts is None and not search.has_units(p, m)):
-                continue
-            found[p, m] = seconds = search.estimate(p, m)
-            if seconds > least and seconds > FAR * best() and not search.is_small:
-                break
-            least = min(least, seconds)
+        nonlocal near
+        least, begin = inf, near
+        for direction in (range(begin, len(divisors)), range(begin - 1, -1, -1)):
+            for at in direction:
+                m = divisors[at]
+                known = faster_than if search.is_small else min(faster_than, best())
+                is_slow = parts is None and bounds.work_of_kernels(p, m) >= known
+                if is_slow or (parts is None and not search.has_units(p, m)):
+                    continue
+                found[p, m] = seconds = search.estimate(p, m, inf if search.is_small else FAR * best())
+                if seconds > least and seconds > FAR * best() and not search.is_small:
+                    break
+                if seconds < least:
+                    least, near = seconds, at
         return least
 
     if parts is not None:

@@ -332,22 +332,30 @@ class PipelineSearch:
             self._found[key] = price, self._rows(short, of, solver.with_price(price), micro_batches)
         return self._found[key]
 
-    def estimate(self, stages: int, micro_batches: int) -> float:
+    def estimate(self, stages: int, micro_batches: int, most: float = inf) -> float:
         """
         Return a rough estimate of the seconds of a step of `micro_batches` on `stages` equal parts of the machine, with
         one stage on each; inf if it does not fit the memory. It assumes stages as equal as units allow, which hold as
-        many micro-batches as those of 1F1B do on average, and sends that take no time.
+        many micro-batches as those of 1F1B do on average, and sends that take no time. Where that takes `most` seconds
+        or more in the fastest layouts with nothing recomputed, return those seconds: others take longer.
         """
         p, m, best = stages, micro_batches, inf
         live = (min(p, m) + 1) / 2
+
+        def seconds(rows: UnitRows, level: int) -> float:
+            each = rows.forward + rows.input_gradient + rows.weight_gradient + rows.again[level]
+            return float(each.sum() + rows.once.sum() / p) + (m - 1) * least_longest(each.tolist(), p)
+
         with limited(exact_passes=limits().estimated_passes):
+            _, fastest = self._variant(p, m, 0.0)
+            if (least := seconds(fastest, 0)) >= most:
+                return least
             found = self._variants(p, m, FEW_PRICES)
         for _, rows in found:
             needs = (rows.held.sum() + live * rows.live.sum(axis=1)) / p + rows.working.max(axis=1)
             fits = needs <= self.memory
             if fits.any():
-                each = rows.forward + rows.input_gradient + rows.weight_gradient + rows.again[int(fits.argmax())]
-                best = min(best, float(each.sum() + rows.once.sum() / p) + (m - 1) * least_longest(each.tolist(), p))
+                best = min(best, seconds(rows, int(fits.argmax())))
         return best
 
     def _rows(self, graph: Graph, of: Sequence[int], solver: Solver, micro_batches: int) -> UnitRows:

@@ -69,6 +69,11 @@ class Stages:
             raise UnityError(
                 f"stages: {self.order} has {self.pipeline.chunks} stages per part, which do not divide {self.count}"
             )
+        if self.pipeline.ranks < 2:
+            raise UnityError(
+                f"stages: {self.order} has {self.pipeline.chunks} stages per part, so {self.count} are one part, which"
+                f" is no pipeline; use {2 * self.pipeline.chunks} or more"
+            )
 
     @property
     def pipeline(self) -> Pipeline:

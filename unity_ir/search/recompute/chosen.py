@@ -311,7 +311,7 @@ def _costs(priced: PlanCost, serials: Mapping[Node, Node]) -> tuple[dict[Node, f
             maker = maker.operands[0].node
         if maker.is_compute:
             seconds[serials[maker]] += priced.machine.moves_time(reshard.forward_moves)
-            if not reshard.goes_around and any(move.kind not in FREE for move in reshard.forward):
+            if not reshard.stays_divided and any(move.kind not in FREE for move in reshard.forward):
                 pieces = reshard.forward[-1].elements_after
                 bytes[serials[maker]] += pieces * ELEMENT_BYTES[reshard.value.dtype]
     return seconds, bytes

@@ -17,6 +17,7 @@ from unity_ir.rules.derivation import stripe_step
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.choose.winner import choosing
+from unity_ir.search.exchange import exchanging_rows
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import rewritten_alone, sequential
 from unity_ir.search.memory.lagrangian import Refused, joint_within
@@ -38,12 +39,15 @@ class RewriteOptions:
 class JointOptions(RewriteOptions):
     """
     Options of `joint`: those of `RewriteOptions`; whether plans whose tokens are in striped order are searched, where
-    causal attention is divided along the sequence (`pcg.striped`); and whether keys and values may go around a ring
-    there, if that is faster than gathering them (`plan.rings`).
+    causal attention is divided along the sequence (`pcg.striped`); whether keys and values may go around a ring there,
+    if that is faster than gathering them (`plan.rings`); and whether rows of experts may be exchanged (`plan.routes`),
+    at most `imbalance` times an even share to a device.
     """
 
     stripes: bool = True
     ring: bool = True
+    exchange: bool = True
+    imbalance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,18 +65,22 @@ class Joint:
         placements of its graph; `options` say which rules may rewrite it, `context` has the optimizer and the progress
         callback. Where it divides causal attention along the sequence, plans of the graph in striped order, in which
         all pieces have about as many scores, are searched, too, unless `options.stripes` is false; and in the plan
-        found, keys and values go around a ring if that is faster, unless `options.ring` is false.
+        found, keys and values go around a ring if that is faster, unless `options.ring` is false. Where experts have no
+        capacity, plans that exchange their rows are compared with it (`search.exchange`), unless `options.exchange` is
+        false.
 
         Raises `Refused`, a `UnityError`, where not even a baseline fits, and `KeyboardInterrupt` where it is ended
         before it has a plan that fits.
         """
         result = self._balanced(graph, machine, options, context)
-        if not options.ring or result.interrupted:
-            return result
         try:
-            return _around_rings(result, machine, context.optimizer)
+            if options.ring and not result.interrupted:
+                result = _around_rings(result, machine, context.optimizer)
+            if options.exchange and not result.interrupted:
+                result = exchanging_rows(result, graph, machine, context.optimizer, options.imbalance)
         except KeyboardInterrupt:
             return replace(result, interrupted=True)
+        return result
 
     def _balanced(self, graph: Graph, machine: Machine, options: JointOptions, context: SearchContext) -> SearchResult:
         """Return the faster of the plans found for natural and for striped order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from graphs import boxes
+from graphs import boxes, with_memory
 
 from unity_ir.errors import UnityError
 from unity_ir.machine import load, part_counts
@@ -15,6 +15,8 @@ from unity_ir.search.pipeline.equal import PipelineSearch, pipeline_plan
 GPT2 = from_text("gpt2,batch=8,sequence=64,layers=3,hidden=64,heads=4,vocabulary=512")
 MACHINE = boxes(2, 2, overhead=1e-6)
 OPTIMIZER = Optimizer("adamw")
+MEMORY = 3e6
+"""Bytes of a device for which the fastest layouts have to recompute."""
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +25,23 @@ def choice() -> PipelineChoice:
     found = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER))
     assert found is not None
     return found
+
+
+def test_layouts_that_hold_less_are_solved_for_only_if_the_fastest_are_fast():
+    """Slow pairs are estimated by their fastest layouts, fit or not, which take less than what fits."""
+    slow, fast = (PipelineSearch(GPT2, with_memory(MACHINE, MEMORY), OPTIMIZER) for _ in range(2))
+    least, found = slow.estimate(2, 4, 0.0), fast.estimate(2, 4)
+    assert least < found
+    assert {price for *_, price, _ in slow._found} == {0.0} < {price for *_, price, _ in fast._found}
+    assert slow.estimate(2, 4, 2 * found) == fast.estimate(2, 4, 2 * found) == found
+
+
+def test_a_pair_is_expected_once_before_plans_are_made():
+    expected: list[tuple[int, int]] = []
+    choice = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), micro_batches=2, expecting=expected.append)
+    assert choice is not None
+    assert len(expected) == 1
+    assert expected[0] in choice.tried
 
 
 @pytest.mark.slow

@@ -6,14 +6,16 @@ the last of the pattern, and returns the one operator that computes it, or None.
 from __future__ import annotations
 
 from unity_ir.frontends.torch.recognise.match import fits_rows, made_by, number_of, reduced_last, unbroadcast, unshaped
+from unity_ir.frontends.torch.site import cast
 from unity_ir.frontends.torch.values import op
 from unity_ir.pcg.graph import Value
 
 
 def rms_norm(normal: Value, weight: Value) -> Value | None:
     """
-    Return an RMS norm operator that computes the product `normal * weight`. None unless `normal` is `x * rsqrt(mean(x *
-    x) + eps)`, with the mean over the last dim, and `weight` is [size of that dim].
+    Return an RMS norm operator that computes the product `normal * weight` in the element type of `normal`, which may
+    be wider than that of `weight`. None unless `normal` is `x * rsqrt(mean(x * x) + eps)`, with the mean over the last
+    dim, and `weight` is [size of that dim].
     """
     operands, weight = made_by(normal, "mul"), unbroadcast(weight)
     for x, root in (operands, operands[::-1]) if operands else ():
@@ -23,7 +25,7 @@ def rms_norm(normal: Value, weight: Value) -> Value | None:
             if square is None or made_by(square, "square") != (x,) or not fits_rows(root, x):
                 continue
             if weight.shape == x.shape[-1:]:
-                return op("rms_norm", x, weight, eps=eps)
+                return op("rms_norm", x, cast(weight, x.type.dtype), eps=eps)
     return None
 
 
@@ -46,7 +48,8 @@ def layer_norm(scaled: Value, bias: Value) -> Value | None:
         if not fits_rows(mean, x) or not fits_rows(root, x):
             continue
         if reduced_last(mean, "reduce_mean") == x and _is_variance(moment, x, centred):
-            return op("layer_norm", x, weight, bias, eps=eps) if bias.shape == x.shape[-1:] else None
+            fits = bias.shape == x.shape[-1:] and bias.type.dtype == x.type.dtype
+            return op("layer_norm", x, weight, bias, eps=eps) if fits else None
     return None
 
 

@@ -1,0 +1,70 @@
+"""Exchange the rows of experts without a capacity where that is faster as emitted (`plan.routes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+from unity_ir.budget import OutOfBudget, own_budget
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.routes import OF_ROWS
+from unity_ir.search.baselines.recipe import Degrees, expert_degrees, recipe
+from unity_ir.search.choose.candidates import PricedPlan, SimulatedPlans, fits
+from unity_ir.search.recompute.fit import with_recompute_and_pieces
+from unity_ir.search.result import SearchResult
+
+
+def exchanging_rows(
+    result: SearchResult, serial: Graph, machine: Machine, optimizer: Optimizer, imbalance: float | None
+) -> SearchResult:
+    """
+    Return a search's result or, if one that fits is faster as emitted, that of a plan whose rows are exchanged, at most
+    `imbalance` times an even share to a device (None: as many as may come): the plan found, if it gathers rows for
+    experts that devices divide, or those of expert parallelism of the serial graph by hand (`by_hand`).
+
+    Such a plan has no bound of its sum: those are of plans that gather. Raises `UnityError` for a factor below 1.
+    """
+    if imbalance is not None and not 1 <= imbalance < inf:
+        raise UnityError(f"search: imbalance is {imbalance}; it is a number of 1 or more")
+    if machine.devices == 1 or not any(node.op in OF_ROWS for node in serial.nodes()):
+        return result
+    rows, emitted = imbalance or inf, SimulatedPlans(machine, optimizer)
+    own = result.graph, result.cost
+    with own_budget():
+        try:
+            same = replace(result.graph, exchange_rows=rows)
+            priced = same, cost(same, machine, optimizer)
+            is_other = any(r.stays_divided for r in priced[1].reshards)
+            best = emitted.fastest([own, *([priced] if is_other else []), *by_hand(serial, machine, optimizer, rows)])
+        except OutOfBudget:
+            return result
+    if best[0] is result.graph:
+        return result
+    derivation = result.derivation if best[0] is same else ()
+    return replace(result, graph=best[0], cost=best[1], derivation=derivation, joint=None, bound=None, proved=None)
+
+
+def by_hand(serial: Graph, machine: Machine, optimizer: Optimizer, rows: float) -> Iterator[PricedPlan]:
+    """
+    Yield plans of expert parallelism that exchange rows: of each degree, the greatest first, with ZeRO-2; if that does
+    not fit with ZeRO-3, and with recompute if that does not either. `rows` is as `Graph.exchange_rows`.
+    """
+    for ep in reversed(expert_degrees(serial, machine, OF_ROWS)):
+        for zero in (2, 3):
+            try:
+                plan = replace(recipe(serial, machine, Degrees(zero=zero, ep=ep)), exchange_rows=rows)
+            except UnityError:
+                return  # such as a batch that is not divisible
+            priced = plan, cost(plan, machine, optimizer)
+            if not fits(*priced, optimizer):
+                if zero == 2:
+                    continue
+                plan = with_recompute_and_pieces(plan, "auto", None, machine, optimizer, compared=False)
+                priced = plan, cost(plan, machine, optimizer)
+            yield priced
+            break
