@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def planned(where: str, offload: str = "activations", name: str = "gpt2", **opti
     given = {key: options.pop(key) for key in ("micro_batches", "recompute", "loss_pieces") if key in options}
     degrees = options.pop("degrees", {"zero": 3 if on.devices > 1 else 0})
     made = run(graph, on, "degrees", ADAMW, degrees, offload=offload, **given).graph
+    made = replace(made, staying=options.pop("staying", 0))
     step = fuse_collectives(differentiate(made, ADAMW, on.mesh))
     return plan_step(lower(step, on), PlanOptions(**{"kernels": "torch", "window": 6000} | options)), graph
 
@@ -63,6 +65,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         {"micro_batches": 2, "recompute": "attention"},
     ),
     "two ranks, all": ("dgx-a100:1x2", "all", "llama3_8b", {"micro_batches": 2}),
+    "two ranks, some stay": ("dgx-a100:1x2", "all", "gpt2", {"layers": 4, "staying": 40_000, "micro_batches": 2}),
     "two ranks, loss in pieces": ("dgx-a100:1x2", "activations", "gpt2", {"loss_pieces": "2"}),
     "four ranks, tensor parallel": ("dgx-a100:1x4", "activations", "llama3_8b", {"degrees": {"tp": 2, "sp": True}}),
     "four ranks, experts": ("dgx-a100:1x4", "all", "moe", {"degrees": {"ep": 2}, "micro_batches": 2}),

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from unity_ir.dialects.convert_program import from_op, to_op
+from unity_ir.interop.expressible import LINALG, step_program
 from unity_ir.machine import load
 from unity_ir.machine.device import COPIES
 from unity_ir.models import build
@@ -162,3 +163,11 @@ def test_copies_back_wait_for_those_away_and_share_the_links_of_state():
     kernels = [t for t in range(len(tasks)) if streams.compute(0) in tasks.held[t] and tasks.ticks[t]]
     beside = sum(any(starts[k] < ends[t] and starts[t] < ends[k] for k in kernels) for t in (*values, *back))
     assert beside > each
+
+
+def test_other_systems_leave_values_on_the_device():
+    graph = build("gpt2", batch=8, sequence=8, layers=4, hidden=32, heads=4, vocabulary=48)
+    found = run(graph, load(WHERE), "fsdp", Optimizer(), offload="activations").graph
+    plain = run(graph, load(WHERE), "fsdp", Optimizer()).graph
+    programs = [step_program(each, load(WHERE), LINALG) for each in (found, plain)]
+    assert programs[0].body == programs[1].body
