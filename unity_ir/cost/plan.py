@@ -32,6 +32,7 @@ from unity_ir.pcg.sharding import SUM, Layout, Placement, dual, pins_of, place
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.host_values import without_values_at_host
 from unity_ir.plan.lower import lower
 from unity_ir.plan.moves import plan_moves
 from unity_ir.plan.program import HaloExchange, ReshardMove
@@ -320,7 +321,7 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
 def _emitted(graph: Graph, machine: Machine, optimizer: Optimizer) -> tuple[tuple[Move, str], ...]:
     """Return every move between devices of a step, as often as it is done, with rows of experts exchanged."""
     step = graph if graph.updates else training_step(graph, optimizer, machine.mesh)
-    program = with_routes(lower(step, machine))
+    program = with_routes(without_values_at_host(lower(step, machine))[0])
     return tuple(
         (move_of(program, i), program.tensors[i.operand].dtype)
         for i in program.body
