@@ -10,8 +10,8 @@ collective until that is waited for.
 
 What is copied between a device and its host has streams of its own, one for each way, beside kernels. Of optimizer
 state (`plan.host_state`) the device holds a window from the start of its copy from the host to the end of the one back.
-A value (`plan.host_values`) it holds until its copy to the host was waited for, and again from the start of the copy
-back.
+A value (`plan.host_values`) it holds until its copy to the host was waited for, and again from the line that begins the
+copy back, which may wait for others.
 
 The lines of a step in micro-batches are played once for each of them, with those of the first and of the last; those
 of the loop over the pieces of the loss once for each piece.
@@ -356,14 +356,17 @@ class _Replay:
         tensor, streams = self.program.tensors[move.operand], self.streams
         length = ticks(streams.machine.host_link.seconds(move.kind, self.program.bytes[move.operand]))
         label = Label(self._kind(move.result), move.kind, self.names[move.operand], tensor)
-        done: list[int] = []
+        done, begun = list[int](), list[int]()
         for k in streams.where(tensor.layout):
+            if move.kind == "from_host":
+                # It has its memory on the device from here on, however long it waits for the copies before it.
+                begun.append(self._on_compute(k, 0, replace(label, what="start")))
             # What it reads is made, and the memory that it writes is free, once the kernels before have ended.
             after = (streams.copies(k, move.kind), streams.compute(k))
             done.append(self._add(length, after, after[: None if not self.overlap else 1], (), label))
             self.pending[move.result, k] = done[-1]
         self.of_copy[move.result] = move.operand
-        self._use((move.operand, move.result), done)
+        self._use((move.operand, move.result), [*begun, *done])
 
     def _copy_state(self, copy: StateCopy) -> None:
         """Add the copy of a window's state, beside kernels, behind what it needs and what has its buffer before."""

@@ -135,6 +135,23 @@ def _held_at_the_loss(timeline: Timeline) -> int:
     return int(curve.bytes[curve.ticks.searchsorted(timeline.ends[loss], side="left") - 1])
 
 
+@pytest.mark.parametrize("staying", [0, 2**15])
+def test_devices_hold_as_much_however_slow_the_link_is(staying: int):
+    """What comes back has its memory from the line that begins the copy on, though others are under way before it."""
+    machine = load("dgx-a100:1x1")
+    graph = build("gpt2", batch=8, sequence=8, layers=4, hidden=32, heads=4, vocabulary=48)
+    made = run(graph, machine, "degrees", Optimizer(), {"zero": 0}, offload="activations").graph
+    step = training_step(replace(made, staying=staying), Optimizer(), machine.mesh)
+    plan = plan_step(lower(step, machine))
+    host = machine.host_link
+    assert len(plan.program.values_at_host) > 8
+    for times in (1e-3, 1e3):
+        link = replace(host, from_host=times * host.from_host, to_host=times * host.to_host)
+        other = replace(machine, device=replace(machine.device, host=link))
+        held = [simulate(replay(plan, on)).held_between_tasks() for on in (machine, other)]
+        assert held[0] == held[1]
+
+
 def test_copies_back_wait_for_those_away_and_share_the_links_of_state():
     machine = load(WHERE)
     optimizer = Optimizer("adamw")

@@ -22,6 +22,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan import host_values
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_graph
@@ -132,6 +133,16 @@ def test_fewer_bytes_cross_links_than_with_gathers():
     )
     assert exchanged.bytes < gathered.bytes / 2
     assert exchanged.communication_time < gathered.communication_time
+
+
+def test_bytes_and_seconds_are_the_same_with_values_at_the_host(monkeypatch: pytest.MonkeyPatch):
+    """What the backward reads of them comes from the host, and is exchanged all the same."""
+    monkeypatch.setattr(host_values, "VALUE_BYTES", 512)
+    monkeypatch.setattr(host_values, "VALUE_WINDOW", 2048)
+    plan = placed(Degrees(ep=8, exchange=True))
+    on_device, at_host = (cost(replace(plan, offload=kind), EIGHT, ADAMW) for kind in ("none", "activations"))
+    assert at_host.activations_at_host > 0
+    assert at_host.emitted == on_device.emitted
 
 
 def test_no_device_is_counted_to_hold_gathered_rows():
