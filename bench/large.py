@@ -57,6 +57,9 @@ ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("mixtral_8x7b,batch=64,capacity=100", "dgx-h100:8", "degrees,zero=2,ep=8", {}),
     ("qwen3_moe,batch=16,capacity=100", "dgx-h100:2", "joint", {}),
     ("qwen3_moe,batch=16,capacity=100", "dgx-h100:2", "degrees,zero=3,ep=8", {}),
+    ("mixtral_8x7b,batch=64", "dgx-h100:8", "joint,imbalance=1.25", {}),
+    ("mixtral_8x7b,batch=64", "dgx-h100:8", "degrees,zero=2,ep=8,exchange=true,imbalance=1.25", {}),
+    ("qwen3_moe,batch=16", "dgx-h100:2", "joint,imbalance=1.25", {}),
 )
 """Model, machine, strategy, and options of the search; Llamas of 8,192 tokens a sample where no other number is said,
 mixtures of 4,096."""

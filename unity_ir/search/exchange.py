@@ -20,18 +20,18 @@ from unity_ir.search.result import SearchResult
 
 
 def exchanging_rows(
-    result: SearchResult, serial: Graph, machine: Machine, optimizer: Optimizer, imbalance: float | None
+    result: SearchResult, machine: Machine, optimizer: Optimizer, imbalance: float | None, serial: Graph | None = None
 ) -> SearchResult:
     """
     Return a search's result or, if one that fits is faster as emitted, that of a plan whose rows are exchanged, at most
     `imbalance` times an even share to a device (None: as many as may come): the plan found, if it gathers rows for
-    experts that devices divide, or those of expert parallelism of the serial graph by hand (`by_hand`).
+    experts that devices divide, or those of expert parallelism of a `serial` graph by hand (`by_hand`).
 
-    Such a plan has no bound of its sum: those are of plans that gather. Raises `UnityError` for a factor below 1.
+    Such a plan has no bound: those are of plans that gather. Raises `UnityError` for a factor below 1.
     """
     if imbalance is not None and not 1 <= imbalance < inf:
         raise UnityError(f"search: imbalance is {imbalance}; it is a number of 1 or more")
-    if machine.devices == 1 or not any(node.op in OF_ROWS for node in serial.nodes()):
+    if machine.devices == 1 or not any(node.op in OF_ROWS for node in result.graph.nodes()):
         return result
     rows, emitted = imbalance or inf, SimulatedPlans(machine, optimizer)
     own = result.graph, result.cost
@@ -40,13 +40,15 @@ def exchanging_rows(
             same = replace(result.graph, exchange_rows=rows)
             priced = same, cost(same, machine, optimizer)
             is_other = any(r.stays_divided for r in priced[1].reshards)
-            best = emitted.fastest([own, *([priced] if is_other else []), *by_hand(serial, machine, optimizer, rows)])
+            others = () if serial is None else by_hand(serial, machine, optimizer, rows)
+            best = emitted.fastest([own, *([priced] if is_other else []), *others])
         except OutOfBudget:
             return result
     if best[0] is result.graph:
         return result
-    derivation = result.derivation if best[0] is same else ()
-    return replace(result, graph=best[0], cost=best[1], derivation=derivation, joint=None, bound=None, proved=None)
+    derivation, waited = (result.derivation, result.waited) if best[0] is same else ((), None)
+    found = replace(result, graph=best[0], cost=best[1], derivation=derivation, waited=waited)
+    return replace(found, joint=None, bound=None, proved=None, family="")
 
 
 def by_hand(serial: Graph, machine: Machine, optimizer: Optimizer, rows: float) -> Iterator[PricedPlan]:

@@ -24,6 +24,7 @@ from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.worker import ForkedWorker
 from unity_ir.search.exact.axis_groups import solve
+from unity_ir.search.exchange import exchanging_rows
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
@@ -36,7 +37,7 @@ from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.least import LeastUnstaged, least_unstaged
 from unity_ir.search.result import SearchResult
 from unity_ir.search.run import recompute_kind, run, run_in_time
-from unity_ir.search.strategies.joint import RewriteOptions
+from unity_ir.search.strategies.joint import JointOptions
 from unity_ir.search.strategy import OptionValue, make_options, strategy_named
 from unity_ir.search.throughput import most_throughput
 from unity_ir.simulate.report import as_emitted
@@ -105,7 +106,7 @@ def run_with_stages(
             return run_in_time(graph, machine, *given, recompute, loss_pieces, asked, offload)
         return run(graph, machine, *given, micro_batches, recompute, loss_pieces, asked, offload)
     own = make_options(strategy_named(strategy), options or {})
-    assert isinstance(own, RewriteOptions)
+    assert isinstance(own, JointOptions)
     recompute_kind(strategy, recompute)
     in_pieces = loss_pieces not in (None, "1", "auto")
     if offload is not None:
@@ -213,7 +214,7 @@ class _Pipelines:
         self,
         graph: Graph,
         machine: Machine,
-        options: RewriteOptions,
+        options: JointOptions,
         optimizer: Optimizer | None,
         micro_batches: int | None,
     ):
@@ -221,6 +222,7 @@ class _Pipelines:
             raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
         self.graph = erase(graph)
         self.machine = machine
+        self.options = options
         self.rules = selected(options.rules)
         self.given = optimizer or graph.optimizer
         self.optimizer = self.given or Optimizer()
@@ -256,8 +258,9 @@ class _Pipelines:
     def fastest(self, stages: Stages | None, than: float = inf) -> SearchResult | None:
         """
         Return the fastest pipeline found of the graph as it is and, with the same stages and micro-batches, of it
-        rewritten as a few of its layers are best on one part of the machine; None if none takes less than `than`
-        seconds. Without `stages` all of them are tried; they may leave the schedule open.
+        rewritten as a few of its layers are best on one part of the machine; its rows of experts exchanged, if that is
+        faster as emitted. None if none takes less than `than` seconds. Without `stages` all of them are tried; they may
+        leave the schedule open.
         """
         start = perf_counter()
         parts, schedule = None, None
@@ -297,18 +300,12 @@ class _Pipelines:
                 least, family = bound(choice, parts, self.micro_batches, with_layouts=False)
             else:
                 least, family = bounded()
-        seconds = perf_counter() - start
-        return SearchResult(
-            "joint",
-            step,
-            priced,
-            derivation,
-            least,
-            family=family,
-            waited=choice.plan.makespan,
-            explored=explored,
-            seconds=seconds,
+        found = SearchResult(
+            "joint", step, priced, derivation, least, family=family, waited=choice.plan.makespan, explored=explored
         )
+        if self.options.exchange:
+            found = exchanging_rows(found, self.machine, self.optimizer, self.options.imbalance)
+        return replace(found, seconds=perf_counter() - start)
 
     def _priced(self, choice: PipelineChoice, is_large: bool) -> tuple[Graph, PlanCost]:
         """Return the step of a pipeline with its cost; of a large one, remember its seconds as emitted for later."""

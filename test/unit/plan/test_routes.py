@@ -30,6 +30,8 @@ from unity_ir.plan.program import Compute, Program, ReshardMove, RowMove
 from unity_ir.plan.routes import with_routes
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
+from unity_ir.search.exchange import exchanging_rows
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.simulate.report import as_emitted
 
 ADAMW = Optimizer("adamw")
@@ -187,6 +189,16 @@ def test_the_joint_search_takes_it_where_it_is_faster():
     seconds, most, gathered = (as_emitted(each, machine, ADAMW)[0] for each in (found, bounded, without))
     assert max(seconds, most) < gathered
     assert replace(erase(found), optimizer=None) == serial
+
+
+@pytest.mark.slow
+def test_rows_are_exchanged_in_pipelines_that_are_faster_so():
+    machine = boxes(2, 2, bandwidth=2e10)
+    serial = build("moe", **{**LARGE, "layers": 2, "dispatch": "sparse", "vocabulary": 64})
+    gathers = run(serial, machine, "degrees", ADAMW, {"ep": 2}, micro_batches=2, stages=Stages(2))
+    found = exchanging_rows(gathers, machine, ADAMW, None)
+    assert (found.graph.exchange_rows, found.graph.pipeline) == (inf, gathers.graph.pipeline)
+    assert as_emitted(found.graph, machine, ADAMW)[0] < as_emitted(gathers.graph, machine, ADAMW)[0]
 
 
 def test_the_joint_search_gathers_where_that_is_faster():

@@ -57,6 +57,7 @@ SAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], Mapping[str, AttrValue]
     "reshape": (((4, 6),), {"shape": (4, 2, 3)}),
     "reshape_sample": (((1, 4, 6),), {"shape": (4, 6), "dims": (0, 0)}),
     "rotary_striped": (((2, 8, 4),), _ORDER),
+    "row_order": (((2, 4),), {}),
     "slice": (((2, 4),), {"dim": 1, "start": 1, "size": 2}),
 }
 """Shapes and attributes of operators for which the smallest would not do."""

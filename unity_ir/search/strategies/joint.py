@@ -77,7 +77,7 @@ class Joint:
             if options.ring and not result.interrupted:
                 result = _around_rings(result, machine, context.optimizer)
             if options.exchange and not result.interrupted:
-                result = exchanging_rows(result, graph, machine, context.optimizer, options.imbalance)
+                result = exchanging_rows(result, machine, context.optimizer, options.imbalance, graph)
         except KeyboardInterrupt:
             return replace(result, interrupted=True)
         return result
