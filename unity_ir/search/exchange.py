@@ -51,6 +51,20 @@ def exchanging_rows(
     return replace(found, joint=None, bound=None, proved=None, family="")
 
 
+def only_exchanged(
+    name: str, serial: Graph, machine: Machine, optimizer: Optimizer, imbalance: float | None
+) -> SearchResult | None:
+    """
+    Return the fastest plan, as emitted, of those `by_hand` that fit, as the result of strategy `name`; None if none
+    does. For searches in which no plan fits that gathers rows. `imbalance` is as in `exchanging_rows`.
+    """
+    if machine.devices == 1 or (imbalance is not None and not 1 <= imbalance < inf):
+        return None
+    plans = by_hand(serial, machine, optimizer, imbalance or inf)
+    fitting = [plan for plan in plans if fits(*plan, optimizer)]
+    return SearchResult(name, *SimulatedPlans(machine, optimizer).fastest(fitting)) if fitting else None
+
+
 def by_hand(serial: Graph, machine: Machine, optimizer: Optimizer, rows: float) -> Iterator[PricedPlan]:
     """
     Yield plans of expert parallelism that exchange rows: of each degree, the greatest first, with ZeRO-2; if that does

@@ -31,7 +31,9 @@ from unity_ir.plan.routes import with_routes
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.exchange import exchanging_rows
+from unity_ir.search.memory.lagrangian import Refused
 from unity_ir.search.pipeline.staged import Stages
+from unity_ir.search.strategies.joint import Joint
 from unity_ir.simulate.report import as_emitted
 
 ADAMW = Optimizer("adamw")
@@ -199,6 +201,23 @@ def test_rows_are_exchanged_in_pipelines_that_are_faster_so():
     found = exchanging_rows(gathers, machine, ADAMW, None)
     assert (found.graph.exchange_rows, found.graph.pipeline) == (inf, gathers.graph.pipeline)
     assert as_emitted(found.graph, machine, ADAMW)[0] < as_emitted(gathers.graph, machine, ADAMW)[0]
+
+
+def test_the_joint_search_takes_it_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch):
+    """A whole search in so little memory takes half a minute; what it ends with is all that counts here."""
+    machine = boxes(2, 2, bandwidth=2e10)
+    machine = replace(machine, device=replace(machine.device, memory=235 * 10**6, reserve=0))
+    serial = build("moe", **{**LARGE, "batch": 8, "dispatch": "sparse", "vocabulary": 64})
+
+    def refused(*_: object) -> None:
+        raise Refused("search: no plan fits")
+
+    monkeypatch.setattr(Joint, "_balanced", refused)
+    found = run(serial, machine, "joint", ADAMW, {"imbalance": 1.5}, offload="none")
+    assert found.graph.exchange_rows == 1.5
+    assert as_emitted(found.graph, machine, ADAMW)[1] <= machine.device.usable
+    with pytest.raises(Refused, match=r"^search: no plan fits"):
+        run(serial, machine, "joint", ADAMW, {"exchange": False}, offload="none")
 
 
 def test_the_joint_search_gathers_where_that_is_faster():

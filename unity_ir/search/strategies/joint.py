@@ -17,7 +17,7 @@ from unity_ir.rules.derivation import stripe_step
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.choose.winner import choosing
-from unity_ir.search.exchange import exchanging_rows
+from unity_ir.search.exchange import exchanging_rows, only_exchanged
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import rewritten_alone, sequential
 from unity_ir.search.memory.lagrangian import Refused, joint_within
@@ -67,12 +67,20 @@ class Joint:
         all pieces have about as many scores, are searched, too, unless `options.stripes` is false; and in the plan
         found, keys and values go around a ring if that is faster, unless `options.ring` is false. Where experts have no
         capacity, plans that exchange their rows are compared with it (`search.exchange`), unless `options.exchange` is
-        false.
+        false; where no other plan fits, the fastest of these that does is returned.
 
-        Raises `Refused`, a `UnityError`, where not even a baseline fits, and `KeyboardInterrupt` where it is ended
-        before it has a plan that fits.
+        Raises `Refused`, a `UnityError`, where none of them and no baseline fits, and `KeyboardInterrupt` where it is
+        ended before it has a plan that fits.
         """
-        result = self._balanced(graph, machine, options, context)
+        try:
+            result = self._balanced(graph, machine, options, context)
+        except Refused:
+            found = None
+            if options.exchange:
+                found = only_exchanged(self.name, graph, machine, context.optimizer, options.imbalance)
+            if found is None:
+                raise
+            return found
         try:
             if options.ring and not result.interrupted:
                 result = _around_rings(result, machine, context.optimizer)
