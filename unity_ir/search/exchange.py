@@ -19,6 +19,12 @@ from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.result import SearchResult
 
 
+def check_imbalance(imbalance: float | None) -> None:
+    """Raise `UnityError` unless `imbalance` is None or a number of 1 or more."""
+    if imbalance is not None and not 1 <= imbalance < inf:
+        raise UnityError(f"search: imbalance is {imbalance}; it is a number of 1 or more")
+
+
 def exchanging_rows(
     result: SearchResult, machine: Machine, optimizer: Optimizer, imbalance: float | None, serial: Graph | None = None
 ) -> SearchResult:
@@ -27,10 +33,8 @@ def exchanging_rows(
     `imbalance` times an even share to a device (None: as many as may come): the plan found, if it gathers rows for
     experts that devices divide, or those of expert parallelism of a `serial` graph by hand (`by_hand`).
 
-    Such a plan has no bound: those are of plans that gather. Raises `UnityError` for a factor below 1.
+    Such a plan has no bound: those are of plans that gather.
     """
-    if imbalance is not None and not 1 <= imbalance < inf:
-        raise UnityError(f"search: imbalance is {imbalance}; it is a number of 1 or more")
     if machine.devices == 1 or not any(node.op in OF_ROWS for node in result.graph.nodes()):
         return result
     rows, emitted = imbalance or inf, SimulatedPlans(machine, optimizer)
@@ -58,7 +62,7 @@ def only_exchanged(
     Return the fastest plan, as emitted, of those `by_hand` that fit, as the result of strategy `name`; None if none
     does. For searches in which no plan fits that gathers rows. `imbalance` is as in `exchanging_rows`.
     """
-    if machine.devices == 1 or (imbalance is not None and not 1 <= imbalance < inf):
+    if machine.devices == 1:
         return None
     plans = by_hand(serial, machine, optimizer, imbalance or inf)
     fitting = [plan for plan in plans if fits(*plan, optimizer)]

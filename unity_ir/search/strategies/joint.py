@@ -17,7 +17,7 @@ from unity_ir.rules.derivation import stripe_step
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.choose.winner import choosing
-from unity_ir.search.exchange import exchanging_rows, only_exchanged
+from unity_ir.search.exchange import check_imbalance, exchanging_rows, only_exchanged
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import rewritten_alone, sequential
 from unity_ir.search.memory.lagrangian import Refused, joint_within
@@ -70,8 +70,9 @@ class Joint:
         false; where no other plan fits, the fastest of these that does is returned.
 
         Raises `Refused`, a `UnityError`, where none of them and no baseline fits, and `KeyboardInterrupt` where it is
-        ended before it has a plan that fits.
+        ended before it has a plan that fits; `UnityError` for an imbalance below 1.
         """
+        check_imbalance(options.imbalance)
         try:
             result = self._balanced(graph, machine, options, context)
         except Refused:
