@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
-from unity_ir.budget import Budget, OutOfBudget, within
+from unity_ir.budget import Budget, OutOfBudget, own_budget, within
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
@@ -18,7 +18,7 @@ from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.search.baselines.batch_dims import sample_dims
-from unity_ir.search.bounds.axis_counts import of_kernels
+from unity_ir.search.bounds.axis_counts import bound, of_kernels
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, without_free_moves
 from unity_ir.search.exact.solver import Solver
@@ -207,6 +207,8 @@ def _run(
                 result = replace(result, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
             elif strategy in WITHIN_MEMORY and pieces is None and not result.interrupted:
                 result = _with_loss_pieces(result, machine, optimizer)
+            if strategy in WITHIN_MEMORY and result.bound is None and not result.interrupted:
+                result = _bounded(result, machine, optimizer)
         else:
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)
@@ -230,6 +232,23 @@ def _run(
         said = f"search: the plan found {shortage_text(need, machine.device)}; {advice}use {MORE}"
         raise DoesNotFit(said, result, machine)
     return result
+
+
+def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:
+    """
+    Return the result of a search that has put something at the host with a lower bound on all plans of its graph,
+    whatever memory they take: what is at the host changes neither kernels nor moves between devices. Bounds are of
+    plans that gather rows of experts, and that make the loss whole; others are returned as they are.
+    """
+    plan = result.graph
+    if plan.offload == "none" or plan.exchange_rows or plan.loss_pieces > 1:
+        return result
+    with own_budget():
+        try:
+            least, _ = bound(erase(plan), machine, optimizer, result.cost.time)
+        except OutOfBudget:
+            least = of_kernels(erase(plan), machine, optimizer)
+    return replace(result, bound=min(least, result.cost.time))
 
 
 def _with_loss_pieces(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:
