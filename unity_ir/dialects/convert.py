@@ -78,6 +78,9 @@ LOSS_PIECES = "pcg.loss_pieces"
 PIPELINE = "pcg.pipeline"
 """The function attribute that says how a step is run whose operators are in stages."""
 
+HOW = OPTIMIZER, RING_ATTENTION, EXCHANGE_ROWS, IMBALANCE, OFFLOAD, STAYING, LOSS_PIECES, PIPELINE
+"""The function attributes that say how the step of a graph is run."""
+
 
 def pcg_functions(module: ModuleOp) -> list[FuncOp]:
     """Return the functions of a module that have a body and use `!pcg.tensor` values or pcg operations."""
@@ -146,8 +149,10 @@ def to_graph(func: FuncOp) -> Graph:
                 raise UnityError(f"{where}: {op.name} is not an operator of pcg; a graph has no other operations")
         values.update(zip(op.results, node.results, strict=True))
     pipeline = to_pipeline(f"@{name}: {PIPELINE}", func.attributes.get(PIPELINE))
-    how = _optimizer(func, optimizers), _loss_pieces(func), pipeline, _is_set(func, RING_ATTENTION), _offload(func)
-    return Graph(name, inputs, outputs, tuple(updates), *how, _staying(func), _exchange_rows(func))
+    pieces = _count(func, LOSS_PIECES, 1, "an integer of 2 or more")
+    staying = _count(func, STAYING, 0, "a number of bytes, 1 or more")
+    how = _optimizer(func, optimizers), pieces, pipeline, _is_set(func, RING_ATTENTION), _offload(func), staying
+    return Graph(name, inputs, outputs, tuple(updates), *how, _exchange_rows(func))
 
 
 def _check_counts(op: NodeOp, where: str) -> None:
@@ -218,12 +223,13 @@ def _optimizer(func: FuncOp, optimizers: Sequence[Optimizer | None]) -> Optimize
     return to_optimizer(OPTIMIZER, attribute.data)
 
 
-def _loss_pieces(func: FuncOp) -> int:
-    attribute = func.attributes.get(LOSS_PIECES)
+def _count(func: FuncOp, name: str, default: int, said: str) -> int:
+    """Return the integer of a function attribute, above `default`, which is for none. `said` is what it must be."""
+    attribute = func.attributes.get(name)
     if attribute is None:
-        return 1
-    if not isinstance(attribute, IntegerAttr) or attribute.value.data < 2:
-        raise UnityError(f"@{func.sym_name.data}: {LOSS_PIECES} is {attribute}; it must be an integer of 2 or more")
+        return default
+    if not isinstance(attribute, IntegerAttr) or attribute.value.data <= default:
+        raise UnityError(f"@{func.sym_name.data}: {name} is {attribute}; it must be {said}")
     return attribute.value.data
 
 
@@ -247,15 +253,6 @@ def _offload(func: FuncOp) -> str:
     if not isinstance(attribute, StringAttr) or attribute.data not in kinds:
         raise UnityError(f"@{func.sym_name.data}: {OFFLOAD} is {attribute}; it must be {' or '.join(kinds)}")
     return attribute.data
-
-
-def _staying(func: FuncOp) -> int:
-    attribute = func.attributes.get(STAYING)
-    if attribute is None:
-        return 0
-    if not isinstance(attribute, IntegerAttr) or attribute.value.data < 1:
-        raise UnityError(f"@{func.sym_name.data}: {STAYING} is {attribute}; it must be a number of bytes, 1 or more")
-    return attribute.value.data
 
 
 def exchange_of(where: str, is_set: bool, imbalance: Attribute | None) -> float:
@@ -450,12 +447,11 @@ def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
     """
     Replace `func` in its module by `graph` as a function; return the new function. `func` is erased.
 
-    The new one keeps the visibility and the attributes of `func`, except the optimizer, the number of loss pieces,
-    ring attention, the exchange of rows and the pipeline schedule, which are the graph's. Raises as `from_graph`.
+    The new one keeps the visibility and the attributes of `func`, except those that say how the step is run (`HOW`),
+    which are the graph's. Raises as `from_graph`.
     """
     new = from_graph(graph)
-    own = OPTIMIZER, LOSS_PIECES, RING_ATTENTION, EXCHANGE_ROWS, IMBALANCE, PIPELINE
-    kept = {name: attribute for name, attribute in func.attributes.items() if name not in own}
+    kept = {name: attribute for name, attribute in func.attributes.items() if name not in HOW}
     new.attributes.update(kept)
     if func.sym_visibility is not None:
         new.sym_visibility = func.sym_visibility
