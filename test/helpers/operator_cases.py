@@ -336,7 +336,7 @@ def queue(draw: st.DrawFn) -> Case:
 
 @st.composite
 def taken(draw: st.DrawFn, operands: str) -> Case:
-    """Of pieces of rows `x`, or of integers `e`, those that integers `i` name."""
+    """The rows of `x`, or the integers of `e`, of each piece, at the places `i`."""
     p, v, r, h = (draw(SIZES) for _ in range(4))
     shapes = {"x": (p, v, h), "e": (p, v), "i": (p, r)}
     return Case(tuple(shapes[o] for o in operands), {}, v)

@@ -71,8 +71,8 @@ def held(
 ) -> Mapping[str, int]:
     """
     Return the bytes held at the end of the forward on the device that holds most, by kind (`HOLDS`: weights, gradients,
-    optimizer state, activations). Those activations that `may_go`, if they are large, are in the memory
-    of the host, but for a window of them and `staying` bytes (`plan.host_values`).
+    optimizer state, activations). Large activations that `may_go` are in the memory of the host, but for a window of
+    them and `staying` bytes (`plan.host_values`).
 
     `values` are (value, layout) pairs of the values that are held in the layout in which they are made or stored,
     leaves included. `weights` are the weights that are updated. `reshards` are the held copies of values in other

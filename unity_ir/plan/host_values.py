@@ -59,7 +59,7 @@ def window_bytes(sizes: Sequence[int]) -> int:
 
 
 def bytes_at_host(sizes: Sequence[int], staying: int = 0) -> int:
-    """Return about how many bytes go of saved values that have `sizes`, if `staying` bytes stay beside a window."""
+    """Return about how many bytes go, of values of `sizes` bytes each, if `staying` bytes stay beside a window."""
     large = [size for size in sizes if size >= VALUE_BYTES]
     return max(sum(large) - window_bytes(large) - staying, 0)
 
@@ -138,8 +138,8 @@ def _may_go(program: Program, register: Register) -> bool:
 
 def values_to_host(program: Program, staying: int = 0) -> frozenset[Register]:
     """
-    Return the values of a step that go (module docstring), where `staying` bytes are to stay beside a
-    window. They are spread over the step, so that the link has as much to do as long as it lasts.
+    Return the values of a step that go to the host (module docstring), if `staying` bytes are to stay on the device
+    beside a window. Those that stay are spread over the step, so that the link has as much to do as long as it lasts.
     """
     values = saved_values(program)
     sizes = [program.bytes[value.register] for value in values]

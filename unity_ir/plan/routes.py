@@ -25,7 +25,7 @@ them, and the weights' gradients, which sum over rows, are divided along these a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, prod
 
@@ -73,7 +73,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """What of a program can be exchanged; a register of addends stands for the one that they are reduced to."""
+    """The products of a program whose rows can be exchanged, and where the registers around them can be made."""
 
     products: Mapping[tuple[Register, ...], Route]
     """The route of each product of rows, by its results."""
@@ -270,15 +270,15 @@ class _Writer:
         self.makers = makers_of(self.of.body)
         self.at_home: set[Register] = {*self.of.outputs}
         """The registers that are read where the tokens are."""
-        self.at_experts: set[tuple[Register, Route]] = set()
-        """Those that are read where the experts of a route are."""
+        self.at_experts: dict[Register, dict[Route, None]] = {}
+        """Those that are read where the experts of routes are, with these."""
         for i in reversed(self.of.body):
             self._want(i)
         self.sent: dict[Register, list[Route]] = defaultdict(list)
         """The routes by which a register is sent."""
-        for register, route in self.at_experts:
+        for register, routes in self.at_experts.items():
             if register not in self.found.there:
-                self.sent[register].append(route)
+                self.sent[register] += routes
         self.waiting: dict[Route, list[Register]] = defaultdict(list)
         """Registers to be sent, by routes that are not made yet."""
 
@@ -310,25 +310,33 @@ class _Writer:
             if self._is_read(i, route):
                 rows = _rows_of(i)
                 self.at_home.update(r for r in (*i.operands, route.chosen) if r not in (*rows, i.operands[-1]))
-                self.at_experts.update((self._key(self.found.home[r]), route) for r in rows)
+                self._want_there([self.found.home[r] for r in rows], route)
         elif not made or not isinstance(i, Compute | ReshardMove):
             self.at_home.update(reads(i))
         elif made[0] in self.found.addends:
             if made[0] in self.at_home:
-                self.at_experts.add((self._key(made[0]), self.found.there[made[0]]))
+                self._want_there(made, self.found.there[made[0]])
         elif made[0] not in self.found.passed:
             route = self.found.there.get(made[0])
-            if route is None and any(register == made[0] for register, _ in self.at_experts):
+            if route is None and made[0] in self.at_experts:
                 self.at_home.add(self._tokens(made[0]) or made[0])
-            if route is not None and (made[0], route) in self.at_experts:
-                self.at_experts.update((self._key(r), route) for r in reads(i))
+            if route is not None and self._is_wanted_there(made[0], route):
+                self._want_there(reads(i), route)
             if not self.at_home.isdisjoint(made):
                 self.at_home.update(reads(i))
+
+    def _want_there(self, registers: Iterable[Register], route: Route) -> None:
+        """Note that registers, or the addends that they are reduced from, are read where the experts of a route are."""
+        for register in registers:
+            self.at_experts.setdefault(self._key(register), {})[route] = None
+
+    def _is_wanted_there(self, register: Register, route: Route) -> bool:
+        return route in self.at_experts.get(register, ())
 
     def _is_read(self, product: Compute, route: Route) -> bool:
         """Return whether something reads what a product makes."""
         result = product.results[0]
-        return (result, route) in self.at_experts if result in self.found.there else result in self.at_home
+        return self._is_wanted_there(result, route) if result in self.found.there else result in self.at_home
 
     def _key(self, register: Register) -> Register:
         return self.found.addends.get(register, register)
@@ -358,7 +366,7 @@ class _Writer:
             if not self.at_home.isdisjoint(made):
                 self.body.append(i)
             route = self.found.there.get(made[0])
-            if isinstance(i, Compute) and route is not None and (made[0], route) in self.at_experts:
+            if isinstance(i, Compute) and route is not None and self._is_wanted_there(made[0], route):
                 operands = tuple(self.there[self._key(r), route] for r in i.operands)
                 self.there[made[0], route] = self._each(i.operator, operands, dict(i.attributes))
 

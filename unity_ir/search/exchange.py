@@ -44,7 +44,7 @@ def exchanging_rows(
             same = replace(result.graph, exchange_rows=rows)
             priced = same, cost(same, machine, optimizer)
             is_other = any(r.stays_divided for r in priced[1].reshards)
-            others = () if serial is None else by_hand(serial, machine, optimizer, rows)
+            others = () if serial is None else by_hand(serial, emitted, rows, emitted.seconds(own))
             best = emitted.fastest([own, *([priced] if is_other else []), *others])
         except OutOfBudget:
             return result
@@ -59,21 +59,24 @@ def only_exchanged(
     name: str, serial: Graph, machine: Machine, optimizer: Optimizer, imbalance: float | None
 ) -> SearchResult | None:
     """
-    Return the fastest plan, as emitted, of those `by_hand` that fit, as the result of strategy `name`; None if none
+    Return the fastest plan, as emitted, of those `by_hand`, as the result of strategy `name`; None if none
     does. For searches in which no plan fits that gathers rows. `imbalance` is as in `exchanging_rows`.
     """
     if machine.devices == 1:
         return None
-    plans = by_hand(serial, machine, optimizer, imbalance or inf)
-    fitting = [plan for plan in plans if fits(*plan, optimizer)]
-    return SearchResult(name, *SimulatedPlans(machine, optimizer).fastest(fitting)) if fitting else None
+    emitted = SimulatedPlans(machine, optimizer)
+    fitting = [*by_hand(serial, emitted, imbalance or inf)]
+    return SearchResult(name, *emitted.fastest(fitting)) if fitting else None
 
 
-def by_hand(serial: Graph, machine: Machine, optimizer: Optimizer, rows: float) -> Iterator[PricedPlan]:
+def by_hand(serial: Graph, emitted: SimulatedPlans, rows: float, faster_than: float = inf) -> Iterator[PricedPlan]:
     """
-    Yield plans of expert parallelism that exchange rows: of each degree, the greatest first, with ZeRO-2; if that does
-    not fit with ZeRO-3, and with recompute if that does not either. `rows` is as `Graph.exchange_rows`.
+    Yield plans of expert parallelism that exchange rows, and fit: of each degree, the greatest first, with ZeRO-2; if
+    that does not fit with ZeRO-3, and with recompute if that does not either. `rows` is as `Graph.exchange_rows`.
+    `emitted` simulates them; those that would need recompute, and take `faster_than` seconds or as many as a plan
+    before without it, are left out.
     """
+    machine, optimizer = emitted.machine, emitted.optimizer
     for ep in reversed(expert_degrees(serial, machine, OF_ROWS)):
         for zero in (2, 3):
             try:
@@ -84,7 +87,12 @@ def by_hand(serial: Graph, machine: Machine, optimizer: Optimizer, rows: float) 
             if not fits(*priced, optimizer):
                 if zero == 2:
                     continue
+                if emitted.seconds(priced) >= faster_than:
+                    break
                 plan = with_recompute_and_pieces(plan, "auto", None, machine, optimizer, compared=False)
                 priced = plan, cost(plan, machine, optimizer)
+                if not fits(*priced, optimizer):
+                    break
+            faster_than = min(faster_than, emitted.seconds(priced))
             yield priced
             break

@@ -137,7 +137,7 @@ def _held_at_the_loss(timeline: Timeline) -> int:
 
 @pytest.mark.parametrize("staying", [0, 2**15])
 def test_devices_hold_as_much_however_slow_the_link_is(staying: int):
-    """What comes back has its memory from the line that begins the copy on, though others are under way before it."""
+    """A value holds its memory from the line that begins its copy back, though the link may have other copies first."""
     machine = load("dgx-a100:1x1")
     graph = build("gpt2", batch=8, sequence=8, layers=4, hidden=32, heads=4, vocabulary=48)
     made = run(graph, machine, "degrees", Optimizer(), {"zero": 0}, offload="activations").graph

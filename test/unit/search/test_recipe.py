@@ -79,7 +79,7 @@ SENDS = ("all_reduce", "all_gather", "reduce_scatter")
 @pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize("sp", [False, True])
 def test_adapters_of_low_rank_leave_heads_divided(sp: bool, rank: int):
-    """Their second product is by columns, as the layer beside it: what moves is as without adapters, but for less."""
+    """An adapter's second product is divided by columns, as the layer beside it: only its small input is gathered."""
     machine = boxes(2)
     serial, plain = (build("llama3_8b", **{**TRANSFORMERS["llama3_8b"], "hidden": 32}, lora=r) for r in (rank, 0))
     plain = freeze(plain, "*,!*.q_proj.*,!*.v_proj.*")
