@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import comb, prod
 from typing import Literal
 
@@ -90,20 +91,25 @@ class Bounds:
         kind = _kind(graph, self.machine)
         if kind == "alone":
             return
+        if kind == "tables":
+            yield from self._tables_of(graph, self.solver(0, False))
+            return
+        for merge, *_ in reversed(limits().merges[:-1]):
+            solver = self.solver(merge)
+            yield from self._tables_of(graph, solver)
+            if _is_direct(SharedFactorGraphBuilder(solver, graph)):
+                break
+
+    def _tables_of(self, graph: Graph, solver: Solver) -> Iterator[None]:
+        """Compute the tables of a solver that bounds of the serial graph `graph` need, one at each `next`."""
         with_gradient = nodes_with_gradient(graph)
-        for solver in (
-            [self.solver(merge) for merge, *_ in limits().merges[:-1]]
-            if kind == "messages"
-            else [self.solver(0, False)]
-        ):
-            for node in graph.nodes():
-                if node.is_compute:
-                    solver.table(node, with_gradient)
-                    yield
-            builder = SharedFactorGraphBuilder(solver, graph)
-            for edge in builder.edges if solver.stepwise else ():
+        for node in graph.nodes():
+            if node.is_compute:
+                solver.table(node, with_gradient)
                 yield
-                two_way_cost(edge).ready()
+        for edge in SharedFactorGraphBuilder(solver, graph).edges if solver.stepwise else ():
+            yield
+            two_way_cost(edge).ready()
 
     def __call__(self, known: KnownPlan) -> tuple[float, Graph | None]:
         """
@@ -264,9 +270,16 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     """
     best = 0.0
     coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
-    for kind in limits().merges:
+
+    @cache
+    def builder_of(merge: int) -> SharedFactorGraphBuilder:
+        return SharedFactorGraphBuilder(bounds.solver(merge).with_price(price), graph)
+
+    kinds = limits().merges
+    start = len(kinds) - 2 if len(kinds) > 1 and _is_direct(builder_of(kinds[-2][0])) else 0
+    for number, kind in enumerate(kinds[start:], start + 1):
         for merge in kind:
-            builder = SharedFactorGraphBuilder(bounds.solver(merge).with_price(price), graph)
+            builder = builder_of(merge)
             problem = builder.problem()
             if coarse is not None:
                 left = refine_rows(coarse[0], coarse[1].problem.rows, builder)
@@ -278,11 +291,17 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
         else:
             break
         messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
-        best = max(best, _passed(messages, known, kind != limits().merges[-1]))
+        best = max(best, _passed(messages, known, number < len(kinds)))
         if known <= best * (1 + limits().near):
             break
         coarse = builder, messages
     return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
+
+
+def _is_direct(builder: SharedFactorGraphBuilder) -> bool:
+    """Return whether passes of messages among all rows of a graph are cheap enough to begin with them."""
+    problem = builder.problem()
+    return problem.steps() + _relaxing(problem) <= limits().direct_sums
 
 
 def _relaxing(problem: FactorGraph) -> int:

@@ -170,6 +170,11 @@ class SearchLimits:
     Coarseness of dims (`layouts.space.merged_dims`), coarse to fine, one bound after the other; where two are given,
     the second is for problems that are too large for passes with the first.
     """
+    direct_sums: int = 10_000_000_000
+    """
+    Sums of a pass among all rows of the last problem but the finest up to which no coarser one goes before it: what
+    that one rules out is worth less than its tables.
+    """
     proved: float = 1e-7
     """Relative gap at which a plan counts as proved to be the fastest."""
     near: float = 3e-3
