@@ -110,12 +110,19 @@ def saved_values(program: Program) -> list[SavedValue]:
 
 
 def _loss(program: Program) -> tuple[int, int]:
-    """Return the numbers of the first and of the last instruction that make the loss."""
+    """Return the numbers of the first and of the last instruction that make the loss, and of those that move it."""
     if program.loop_of_pieces is not None:
         loop, _ = program.loop_of_pieces
         return program.body.index(loop[0]), program.body.index(loop[-1])
-    at = next((n for n, i in enumerate(program.body) if program.loss in makes(i)), len(program.body))
-    return at, at
+    made, end = program.loss, len(program.body)
+    for place in reversed(range(len(program.body))):
+        instruction = program.body[place]
+        if made in makes(instruction):
+            end = min(end, place)
+            if not isinstance(instruction, ReshardMove):
+                return place, end
+            made = instruction.operand
+    return end, end
 
 
 def _aliases(body: Iterable[Instruction]) -> dict[Register, Register]:

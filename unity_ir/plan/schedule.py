@@ -442,7 +442,7 @@ class _Scheduler:
         copies = [move for move in self.moves if isinstance(move, ValueMove)]
         if not copies:
             return {}
-        loss = next(p for p, compute in enumerate(self.computes) if self._is_loss(compute))
+        loss = self._made_at(self.program.loss) - 1 if self.loop is None else self.computes.index(self.loop[0])
         last = {r: p for p in range(loss + 1) for r in self._read_by(p)}
         first = {r: p for p in reversed(range(loss + 1, self.end)) for r in self._read_by(p)}
         slots: dict[Register, int] = {}
@@ -470,10 +470,6 @@ class _Scheduler:
             heappush(unread, (reader, size))
             held += size
         return slots
-
-    def _is_loss(self, compute: Compute) -> bool:
-        """Return whether an operator makes the loss, or stands for the loop over its pieces."""
-        return compute is self.loop[0] if self.loop is not None else self.program.loss in compute.results
 
     def _read_by(self, place: int) -> Iterator[Register]:
         """Yield the registers that an operator reads, and those of which moves, but no copies, make these."""

@@ -14,13 +14,14 @@ from unity_ir.machine import load
 from unity_ir.machine.device import COPIES
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import training_step
+from unity_ir.pcg.graph import parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan import host_values
 from unity_ir.plan.host_values import saved_values, values_to_host, window_bytes, without_values_at_host
 from unity_ir.plan.listing import listing
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Program, Register, ValueMove, makes, reading, reads
+from unity_ir.plan.program import Program, Register, ReshardMove, ValueMove, makes, reading, reads
 from unity_ir.plan.schedule import Wait
 from unity_ir.search import run
 from unity_ir.simulate.full import Timeline, simulate
@@ -68,6 +69,22 @@ def test_large_values_go_but_for_those_that_are_read_first(micro_batches: int, p
     assert [value.register for value in saved_values(returned)] == [value.register for value in values[:-1]]
     gathered = {i.result for i in bare.body if getattr(i, "kind", "") == "all_gather"}
     assert not gathered & {*found.values_at_host.values()}
+
+
+def test_values_go_where_the_loss_is_summed_over_devices_too():
+    # The last that makes the loss is then a move, and the operator before it reads what is not to go.
+    graph = build("gpt2", batch=8, sequence=8, layers=4, hidden=32, heads=4, vocabulary=48)
+    machine = load(WHERE)
+    found = run(graph, machine, "fsdp", Optimizer(), offload="activations").graph
+    whole = replace(found, outputs=(parallel("reduce", found.outputs[0], by=2).result,))
+    programs = [lower(training_step(of, Optimizer(), machine.mesh), machine) for of in (found, whole)]
+    alone, summed = (without_values_at_host(of)[0] for of in programs)
+    kinds = [i.kind for i in summed.body if summed.loss in makes(i) and isinstance(i, ReshardMove)]
+    assert kinds == ["all_reduce"]
+    sizes = [[of.bytes[value.register] for value in saved_values(of)] for of in (alone, summed)]
+    assert sizes[0] == sizes[1] != []
+    plans = [plan_step(of, PlanOptions()) for of in programs]
+    assert plans[0].bytes_of_copies("to_host") == plans[1].bytes_of_copies("to_host") > 0
 
 
 @pytest.mark.parametrize(("micro_batches", "pieces"), CASES)
