@@ -45,7 +45,7 @@ from unity_ir.pcg.graph import Graph, Node, Value, apply, rebuild, rewrite
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
-from unity_ir.plan.program import Compute, Fused
+from unity_ir.plan.program import Compute, Fused, ReshardMove
 from unity_ir.search import run
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.simulate.report import step_seconds
@@ -183,7 +183,22 @@ def predicted_seconds(row: Row) -> float:
     plan = plan_of(row, machine)
     machine = with_kernels(row, plan, machine)
     more = apart_seconds(row, plan, machine) + recomputed_seconds(row, machine) + host_seconds(row)
-    return moved_seconds(row, plan, machine) + more
+    return moved_seconds(row, plan, machine) + copied_seconds(row, plan, machine) + more
+
+
+def copied_seconds(row: Row, plan: Plan, machine: Machine) -> float:
+    """
+    Return the seconds of copies of gathered weights, if the row's code makes them, that the plan does not: it copies
+    those that one call gathers for several weights, and gathers large weights to where they are read.
+    """
+    if row.weights == "views":
+        return 0.0
+    program, copied = plan.program, 0
+    for line in plan.schedule.lines:
+        if isinstance(line.action, ReshardMove) and line.action.kind == "all_gather":
+            already = sum(each.bytes for each in plan.copies(line.action))
+            copied += program.times(line.action) * max(0, 2 * program.bytes[line.action.result] - already)
+    return copied / (machine.device.memory_bandwidth * machine.device.efficiency)
 
 
 def host_seconds(row: Row) -> float:

@@ -35,6 +35,7 @@ CHOICES = {
     "overlap": ("all", "none", "products"),
     "norms": ("fused", "steps"),
     "launches": ("ahead", "waited"),
+    "weights": ("views", "copied"),
 }
 """The values that fields of a row may have."""
 MEASURES = ("ms", "seconds", "samples_per_second", "tokens_per_second", "tokens_per_second_and_gpu")
@@ -85,6 +86,11 @@ class Row:
     """`fused`, or `steps`: each step of an RMSNorm and of a rotary embedding is a kernel of its own, in f32."""
     launches: str = "ahead"
     """`ahead` of the device, or `waited`: a kernel ends before the next is launched (CUDA_LAUNCH_BLOCKING=1)."""
+    weights: str = "views"
+    """
+    Weights that are gathered are `views` of what one collective gathers (FSDP), or `copied` out of it before their
+    layer runs (FSDP2's `foreach_all_gather_copy_out`).
+    """
     optimizer: str = "adamw"
     uncertain: str = ""
 

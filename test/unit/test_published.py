@@ -229,6 +229,16 @@ def test_norms_in_steps_take_longer():
     assert 5 * 14 * 4e-6 < steps - fused < 1e-3
 
 
+@pytest.mark.slow
+def test_weights_copied_out_of_what_was_gathered_take_longer():
+    row = replace(SMALL, degrees="zero=3", fused="none")
+    views, copied = (predicted_seconds(replace(row, weights=weights)) for weights in ("views", "copied"))
+    # Matrices of three layers, gathered twice, read and written; the plan copies the rest, which is gathered together.
+    moved = 2 * 2 * 2 * (3 * 12 * 512**2)
+    device = machine_of(row.machine).device
+    assert copied - views == pytest.approx(moved / (device.memory_bandwidth * device.efficiency), rel=0.05)
+
+
 def test_attention_has_an_efficiency_for_each_kernel_and_gpu_it_ran_on():
     reached = tomllib.loads((ROWS / "kernels" / "attention.toml").read_text())
     for row in OF.rows:

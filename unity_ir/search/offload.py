@@ -135,7 +135,8 @@ class _Others:
         """Return the plan with the optimizer's state at the host, and the recompute that it then needs."""
         bare = replace(without_recompute(self.plan), offload="state")
         try:
-            if self.fits and self._cost(bare).time >= self._cost(self.found).time:
+            priced = self._cost(bare)
+            if priced.host_shortage or (self.fits and priced.time >= self._cost(self.found).time):
                 return []  # copies cost more than all of the recompute
             other = self.fitted(bare)
             self.need(other)
@@ -166,7 +167,10 @@ class _Others:
             return None
         most = min(room, priced.activations_at_host)
         tried = (replace(plan, staying=int(part * most)) for part in ROOM)
-        return next((each for each in tried if self.need(each) <= self.limit), None)
+        return next((each for each in tried if self._host_has_room(each) and self.need(each) <= self.limit), None)
+
+    def _host_has_room(self, plan: Graph) -> bool:
+        return not self._cost(plan).host_shortage
 
     def _copies_take_longer(self, priced: PlanCost, room: int) -> bool:
         """

@@ -143,6 +143,16 @@ def test_values_go_if_that_is_faster_than_recompute():
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "joint"])
+def test_values_do_not_go_to_a_host_without_room_for_them(strategy: str):
+    """What goes to a fast link is faster than recompute, but for how much the host has."""
+    graph, whole = longer()
+    small = machine(whole * 2 // 3, replace(FAST, memory=1000))
+    found = run(graph, small, strategy, ADAMW, recompute="auto")
+    assert found.graph.offload == "none"
+    assert found.graph == run(graph, small, strategy, ADAMW, recompute="auto", offload="none").graph
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "joint"])
 def test_auto_is_as_fast_as_each_kind(strategy: str):
     graph, whole = longer()
     link = replace(FAST, from_host=25e9, to_host=25e9)
