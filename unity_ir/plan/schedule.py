@@ -440,9 +440,10 @@ class _Scheduler:
         forward; back as soon as what is there for the backward, and is not read yet, leaves room in the window.
         """
         copies = [move for move in self.moves if isinstance(move, ValueMove)]
-        if not copies:
+        made = self.program.loss
+        if not copies or made is None:
             return {}
-        loss = self._made_at(self.program.loss) - 1 if self.loop is None else self.computes.index(self.loop[0])
+        loss = self._made_at(made) - 1 if self.loop is None else self.computes.index(self.loop[0])
         last = {r: p for p in range(loss + 1) for r in self._read_by(p)}
         first = {r: p for p in reversed(range(loss + 1, self.end)) for r in self._read_by(p)}
         slots: dict[Register, int] = {}
