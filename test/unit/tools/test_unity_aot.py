@@ -53,16 +53,16 @@ def test_what_does_not(outcome: Outcome, message: str) -> None:
 
 LARGE = {"X_COLUMNS": False, "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
 POINTERS = {"FULL": True, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
-STEP = Loop(114, "HGMMA", 3, 11)
+STEP = Loop(115, "HGMMA", 3, 11)
 
 
 @pytest.mark.parametrize(
     ("constants", "loop", "message"),
     [
         (LARGE, STEP, None),
-        (LARGE, replace(STEP, instructions=115), "has a step of 115 instructions, of 114"),
+        (LARGE, replace(STEP, instructions=116), "has a step of 116 instructions, of 115"),
         (LARGE, replace(STEP, selects=4), "selects 4 values"),
-        (POINTERS, replace(STEP, instructions=115), None),
+        (POINTERS, replace(STEP, instructions=116), None),
         (POINTERS, replace(STEP, selects=17), "selects 17 values"),
         # Where masks are needed.
         ({**POINTERS, "FULL": False}, replace(STEP, selects=17), None),
@@ -233,3 +233,13 @@ def test_a_damaged_cache_is_told(kept: str, tmp_path: Path) -> None:
             file.execute("UPDATE outcomes SET outcome = '{'")
     with pytest.raises(UnityError, match=r"aot.sqlite: no cache of compiled kernels, or damaged .*; remove it"):
         aot_check.Cache(path).get("cuda:90")
+
+
+def test_rings_are_of_models_with_attention() -> None:
+    small = "gpt2,batch=8,sequence=16,hidden=32,heads=4,layers=1,vocabulary=16"
+    asked = unity_aot.compile_requests([small], [unity_aot.RING], ["bf16"], ["dgx-h100"], "torch")
+    assert asked.refused == {}
+    assert any("attention_part_grad" in job.compiled.kernel for job in asked.jobs.values())
+    asked = unity_aot.compile_requests([MODEL], ["data-parallel", unity_aot.RING], ["bf16"], ["dgx-h100"], "torch")
+    assert [program.split(", ")[1] for program in asked.programs] == ["data-parallel"]
+    assert asked.refused == {}
