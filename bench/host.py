@@ -3,14 +3,15 @@ Time what the host does for a step of an emitted program, with a driver that lau
 
     python bench/host.py [--only gpt2] [--quick-launches] [--out FILE.json]
 
-Models have all their layers and are narrow, on the plan for one H100, in mixed precision with AdamW, so that PyTorch's
-own operators, which run on the CPU, take about as long as it takes to launch them. Times are processor time, the median
+Models have all their layers and are narrow, on the plan for one H100, in mixed precision with AdamW. All products are
+Triton's: PyTorch's would be computed here, by the CPU, which takes longer than to launch them. The other operators of
+PyTorch take about as long as it takes to launch them. Times are processor time, the median
 of 30 steps. They have all of Triton's Python, and neither its function in C that passes arguments to CUDA, nor CUDA's
 launch, nor CUDA's allocator. Each part is what was called of it in a step, called again by itself:
 
 - `bind`: `kernel[grid](..)` of every launch;
 - `allocate`: tensors for results, `new_empty` and `empty`;
-- `torch`: PyTorch's other functions, such as products that are left to cuBLAS;
+- `torch`: PyTorch's other functions;
 - `python`: the rest, lines of the step and of the launchers.
 """
 
@@ -41,7 +42,8 @@ MODELS = {
     "gpt2": "gpt2,batch=1,sequence=16,hidden=48,vocabulary=130",
     "bert_large": "bert_large,layers=4,batch=1,sequence=16,hidden=64,vocabulary=130",
 }
-PLAN = ["--mixed-precision", "bf16", "--machine=dgx-h100:1x1", "--search=data-parallel,optimizer=adamw", "-t", "triton"]
+PLAN = ["--mixed-precision", "bf16", "--machine=dgx-h100:1x1", "--search=data-parallel,optimizer=adamw"]
+PLAN += ["-t", "triton{matmul=triton}"]
 PARTS = ("bind", "allocate", "torch", "python")
 ALLOCATE = ("empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like")
 NO_CALLS = ("__get__", "data_ptr", "is_floating_point", "numel", "size", "stride")

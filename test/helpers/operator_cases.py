@@ -414,9 +414,10 @@ def batch(draw: st.DrawFn, operands: str) -> Case:
     """Samples with channels (`x`), statistics of groups of them (`m`), and vectors over channels (`c`)."""
     g, n, c, space = draw(SIZES), draw(SIZES), draw(SIZES), draw(st.lists(st.sampled_from([1, 2, 3, 4]), max_size=2))
     shapes = {"x": (g * n, c, *space), "m": (g, c), "c": (c,)}
-    attributes: dict[str, AttrValue] = {"eps": 1e-5} if "c" in operands else {} if "m" in operands else {"groups": g}
+    has_eps = "mmm" in operands
+    attributes: dict[str, AttrValue] = {"eps": 1e-5} if has_eps else {} if "m" in operands else {"groups": g}
     # The mean square is above the square of the mean's distance to the center.
-    lift = (0.0,) * (operands.find("mm") + 1) + (60.0,) if "c" in operands else ()
+    lift = (0.0,) * (operands.find("mm") + 1) + (60.0,) if has_eps else ()
     return Case(tuple(shapes[o] for o in operands), attributes, lift=lift)
 
 
@@ -478,7 +479,9 @@ def classes(draw: st.DrawFn, operands: str, parts: bool = False, size: bool = Fa
 CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "batch_mean": batch("x"),
     "batch_norm": batch("xmmmcc"),
+    "batch_norm_data_grad": batch("xxmmmccc"),
     "batch_norm_grad": batch("xxmmmc"),
+    "batch_norm_weight_grad": batch("xxmmm"),
     "batch_stats": batch("xm"),
     "batch_stats_grad": batch("mmxm"),
     "running_batch_norm": running("xcccc"),

@@ -365,6 +365,17 @@ def torch_batch_norm_grad(
     return found[:3] + found[4:]
 
 
+def torch_batch_norm_weight_grad(y: Tensor, *operands: Tensor, eps: float) -> Any:
+    w = torch.ones(y.shape[1], dtype=y.dtype)
+    return torch_batch_norm_grad(y, *operands, w, eps=eps)[3:]
+
+
+def torch_batch_norm_data_grad(y: Tensor, x: Tensor, *operands: Tensor, eps: float) -> Tensor:
+    *stats, w, dw, db = operands
+    through = torch_batch_norm(x, *stats, dw, db, eps) / (x.numel() // stats[0].numel())
+    return torch_batch_norm_grad(y - through, x, *stats, w, eps=eps)[0]
+
+
 def torch_batch_stats_grad(m: Tensor, q: Tensor, x: Tensor, center: Tensor) -> Tensor:
     return gradients(lambda z: torch_batch_stats(z, center), (m.detach(), q.detach()), x)[0]
 
@@ -455,7 +466,9 @@ def torch_class_score_grad(g: Tensor, t: Tensor, size: int, degrees: Sequence[in
 TORCH: Mapping[str, Callable[..., Any]] = {
     "batch_mean": torch_batch_mean,
     "batch_norm": torch_batch_norm,
+    "batch_norm_data_grad": torch_batch_norm_data_grad,
     "batch_norm_grad": torch_batch_norm_grad,
+    "batch_norm_weight_grad": torch_batch_norm_weight_grad,
     "batch_stats": torch_batch_stats,
     "running_batch_norm": torch_running_batch_norm,
     "running_batch_norm_grad": torch_running_batch_norm_grad,

@@ -8,6 +8,8 @@ n] = sum[k](x[m, k] * w[k, n])`) by its form alone, not by its operator: fusion,
 | `Convolution` | a convolution, or its gradient by either operand | `convolution` |
 | `Attention` | attention, or its gradients | `attention` |
 | `ColumnSums` | sums over all rows, and matrices computed row by row from the same tensors | `column_sums` |
+| `Moments` | the mean of rows, and their mean distances to it, plain and squared | `moments` |
+| `RowSums` | sums of rows, and matrices computed from the same elements | `row_sums` |
 | `Grouped` | products of rows with the weight that integers pick, or these weights' gradient | `grouped` |
 | `Scatter` | a sum of elements into the places that integers pick | `scatter` |
 | `WindowWrites` | any other result that is written through windows | `window_writes` |
@@ -15,8 +17,8 @@ n] = sum[k](x[m, k] * w[k, n])`) by its form alone, not by its operator: fusion,
 | `Pointwise` | a line without reductions | |
 | `OpaqueLine` | a line that has no formula | |
 
-`form_of` classifies one result by itself; `Convolution`, `Attention`, `ColumnSums` and `Grouped` are forms of whole
-lines only.
+`form_of` classifies one result by itself; `Convolution`, `Attention`, `ColumnSums`, `Moments`, `RowSums` and `Grouped`
+are forms of whole lines only.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from unity_ir.forms.column_sums import ColumnSums, column_sums
 from unity_ir.forms.contraction import Contraction, contraction
 from unity_ir.forms.convolution import Convolution, convolution, pointwise_convolution
 from unity_ir.forms.grouped import Grouped, grouped
+from unity_ir.forms.moments import Moments, moments
 from unity_ir.forms.rewrite import reductions
+from unity_ir.forms.row_sums import RowSums, row_sums
 from unity_ir.forms.scatter import Scatter, scattered
 from unity_ir.forms.window_writes import WindowWrites, window_writes, writes_windows
 from unity_ir.tdl.functions import FUSED
@@ -61,6 +65,8 @@ Form = (
     | Convolution
     | Attention
     | ColumnSums
+    | Moments
+    | RowSums
     | Grouped
     | Scatter
     | WindowWrites
@@ -76,9 +82,9 @@ _LEADING = (OpaqueLine, WindowWrites, Contraction, Scatter, Reduction, Pointwise
 def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
     """
     Return what a bound TDL line computes, by which kernels are chosen: `Contraction` (matrix product), `Convolution`,
-    `Attention`, `ColumnSums`, `Grouped` (mixture of experts), `Scatter`, `WindowWrites`, `Reduction`, `Pointwise` or
-    `OpaqueLine` (no formula). If its results differ, returns the first that occurs in the order `OpaqueLine`,
-    `WindowWrites`, `Contraction`, `Scatter`, `Reduction`, `Pointwise`.
+    `Attention`, `ColumnSums`, `Moments`, `RowSums`, `Grouped` (mixture of experts), `Scatter`, `WindowWrites`,
+    `Reduction`, `Pointwise` or `OpaqueLine` (no formula). If its results differ, returns the first that occurs in the
+    order `OpaqueLine`, `WindowWrites`, `Contraction`, `Scatter`, `Reduction`, `Pointwise`.
 
     The line must be simplified (`rewrite.simplified`). `starts` maps each index variable of which a task computes only
     a part to the name of the kernel argument with the global index at which the part begins; the others begin at 0.
@@ -90,7 +96,8 @@ def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
     if bound.has_windows:
         whole = None if more else convolution(first.indices, first.expr, bound.extents)
     else:
-        whole = attention(bound, starts) or (None if more else grouped(first, bound.extents)) or column_sums(bound)
+        of_rows = column_sums(bound) or moments(bound) or row_sums(bound)
+        whole = attention(bound, starts) or (None if more else grouped(first, bound.extents)) or of_rows
     return whole or min((form_of(r, bound.extents) for r in bound.results), key=lambda form: _LEADING.index(type(form)))
 
 
@@ -98,7 +105,7 @@ def form_of(result: Result, extents: Mapping[str, int]) -> Form:
     """
     Return what one result of a bound TDL line computes, whatever the others do: `WindowWrites` (written through
     windows), `OpaqueLine` (no formula), `Pointwise`, `Contraction` (matrix product), `Scatter` or `Reduction`.
-    Convolutions, attention, sums of columns and grouped products are found by `classify` alone.
+    Convolutions, attention, sums of columns, moments and grouped products are found by `classify` alone.
 
     `extents` maps each index variable to its number of positions.
     """

@@ -21,7 +21,9 @@ from unity_ir.forms.contraction import Contraction, product_factors
 from unity_ir.forms.convolution import Convolution
 from unity_ir.forms.grouped import Grouped, routed
 from unity_ir.forms.implicit_gemm import implicit_gemm
+from unity_ir.forms.moments import Moments
 from unity_ir.forms.rewrite import simplified, with_variables_of, without_ones
+from unity_ir.forms.row_sums import RowSums
 from unity_ir.forms.rows import padded_rows
 from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
@@ -38,10 +40,12 @@ from unity_ir.kernels.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_
 from unity_ir.kernels.triton.grouped import grouped_launch
 from unity_ir.kernels.triton.launch import POINTERS, Buffer, Compiled, KernelLaunch, Launcher, Stage
 from unity_ir.kernels.triton.matmul import matmul_launch
+from unity_ir.kernels.triton.moments import moments_launches
 from unity_ir.kernels.triton.optimizer import optimizer_launcher
 from unity_ir.kernels.triton.pointwise import fit_one_kernel, pointwise_launch, reads_nothing_of
 from unity_ir.kernels.triton.reduction import reduction_launches
 from unity_ir.kernels.triton.results import Results
+from unity_ir.kernels.triton.row_sums import row_sum_launches
 from unity_ir.kernels.triton.scatter import scatter_launches
 from unity_ir.kernels.triton.tiling import have_rows_in_common
 from unity_ir.kernels.triton.window_writes import window_write_launch
@@ -152,6 +156,8 @@ def _launcher(
             made = _grouped(function, line, form)
         case ColumnSums() as form:
             made = _column_sums(function, line, form)
+        case Moments() | RowSums() as form:
+            made = _rows(function, line, form)
         case _:
             made = None
     if made is None and not is_covered(bound):
@@ -398,6 +404,18 @@ def _column_sums(function: _Function, line: Bound, form: ColumnSums) -> Launcher
     name = function.name.replace(_words(function.bound), "column_sums") if AND in line.operator else function.name
     stages = [function.stage(line, r, o, kernel=f"{name}_kernel") for r, o in zip(line.results, outputs, strict=True)]
     launches = column_sum_launches(stages, form)
+    return None if launches is None else function.launcher(launches, outputs)
+
+
+def _rows(function: _Function, line: Bound, form: Moments | RowSums) -> Launcher | None:
+    """Return the launcher of moments of rows, or of sums and matrices; None where kernels of results do as much."""
+    line = without_ones(line)
+    _check_functions(line.operator, (r.expr for r in line.results))
+    outputs = [function.output(r) for r in line.results]
+    # A group's digest tells it from others, as for sums of columns.
+    name = function.name.replace(_words(function.bound), "rows") if AND in line.operator else function.name
+    stages = [function.stage(line, r, o, kernel=f"{name}_kernel") for r, o in zip(line.results, outputs, strict=True)]
+    launches = moments_launches(stages, form) if isinstance(form, Moments) else row_sum_launches(stages, form)
     return None if launches is None else function.launcher(launches, outputs)
 
 

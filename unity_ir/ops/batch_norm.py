@@ -70,6 +70,22 @@ BATCH_NORM_GRAD = Operator(
 )
 """The gradients of all operands but the center from that of the result, `y`."""
 
+BATCH_NORM_WEIGHT_GRAD = Operator(
+    f"batch_norm_weight_grad(y, x, shift, square, center; eps: float = 1e-05)  {_UNIT}"
+    "  dw[c] = sum[g, n, s..](y[(g n), c, s..] * unit[g, n, c, s..]);"
+    "  db[c] = sum[g, n, s..](y[(g n), c, s..])"
+)
+"""The gradients of the weight and the bias of a batch norm, from that of its result, `y`."""
+
+BATCH_NORM_DATA_GRAD = Operator(
+    f"batch_norm_data_grad(y, x, shift, square, center, w, dw, db; eps: float = 1e-05)  {_UNIT}"
+    "  out[(g n), c, s..] = r[g, c] * w[c] * (y[(g n), c, s..] - (db[c] + unit[g, n, c, s..] * dw[c]) / size(n, s..))"
+)
+"""
+Given the gradients of weight and bias, and samples of one group, their whole gradient, through the statistics, too: the
+sum of `dx` of `batch_norm_grad` and of `batch_stats_grad` (`plan.batch_norms`).
+"""
+
 RUNNING_STATS = Operator(
     "running_stats(mean, var, shift, square, center; count: int, momentum: float = 0.1)"
     "  let of_batch[c] = sum[g]((center[g, c] + shift[g, c]) / size(g));"
@@ -109,5 +125,6 @@ RUNNING_BATCH_NORM_GRAD = Operator(
 
 OPERATORS = (
     *(BATCH_MEAN, BATCH_STATS, BATCH_STATS_GRAD, BATCH_NORM, BATCH_NORM_GRAD),
+    *(BATCH_NORM_WEIGHT_GRAD, BATCH_NORM_DATA_GRAD),
     *(RUNNING_STATS, RUNNING_BATCH_NORM, RUNNING_BATCH_NORM_GRAD),
 )

@@ -25,10 +25,13 @@ from unity_ir.forms.addresses import operand_shapes
 from unity_ir.forms.column_sums import is_column_sum, with_common_variables
 from unity_ir.forms.compose import AND, Part, composed, relabelled
 from unity_ir.forms.kinds import CONTRACTIONS, kind
+from unity_ir.forms.row_sums import with_row_variables
 from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
+from unity_ir.kernels.triton.tiling import AT_WORK
 from unity_ir.pcg.sharding import COPY, pins_of
+from unity_ir.plan.batch_norms import with_batch_norms
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.own_casts import IsKernel, with_own_casts
 from unity_ir.plan.program import (
@@ -67,6 +70,9 @@ POINTWISE = ("elementwise", "copy")
 
 FULL = 4096
 """Programs that keep any GPU busy: 132 SMs of an H100 hold 2,048 threads each, which are 16 programs of four warps."""
+
+BUSY = AT_WORK // 1024
+"""Programs of rows, of 1,024 elements or more at a time each, that keep a GPU's memory busy."""
 
 Choice = Callable[[LocalOperator], str]
 """
@@ -122,8 +128,9 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
         return lambda cast, reader: fuser.is_kernel([cast, reader])
 
     program, casts = with_own_casts(program, kernels_of)
+    program, groups = with_batch_norms(program, lambda candidate: _Fuser(candidate, choice, memo, casts).is_kernel)
     program = _Fuser(program, choice, memo, casts).with_copies_next()
-    return _Fuser(program, choice, memo, casts).program_of_groups()
+    return _Fuser(program, choice, memo, casts, groups).program_of_groups()
 
 
 @dataclass
@@ -133,6 +140,8 @@ class _Fuser:
     memo: GroupMemo
     own: frozenset[Register] = frozenset()
     """Results of the casts that readers have for themselves (`own_casts`): each begins a group."""
+    given: Mapping[Register, int] = field(default_factory=dict[Register, int])
+    """Sizes of groups that are known to be kernels, by the result of their first operator (`batch_norms`)."""
 
     def __post_init__(self) -> None:
         body = self.program.body
@@ -203,9 +212,11 @@ class _Fuser:
             if isinstance(instruction, Compute) and not self._is_weight_cast(instruction):
                 if place in gathered:
                     continue
-                if not group or not self.own.isdisjoint(instruction.results) or not self._is_one([*group, place]):
+                begins = not self.own.isdisjoint(instruction.results) or instruction.results[0] in self.given
+                if not group or begins or not self._is_one([*group, place]):
                     out += self._written(group, place)
-                    group = self._parts_of_one(place)
+                    known = self.given.get(instruction.results[0])
+                    group = self._parts_of_one(place) if known is None else [*range(place, place + known)]
                     gathered = {*group}
                 else:
                     group.append(place)
@@ -414,8 +425,8 @@ class _Fuser:
 
     def _composed(self, members: Sequence[Compute]) -> Part | None:
         """
-        Return the line of a group whose members read each other's results, or sum columns of the same rows, or parts of
-        what one member divides.
+        Return the line of a group whose members read each other's results, or sum columns or rows of the same tensor,
+        or parts of what one member divides.
         """
         parts, kept = [self._part(m) for m in members], self._kept(members)
         found = composed(parts, kept)
@@ -425,7 +436,10 @@ class _Fuser:
         if not any(map(self._sums_columns, members)):
             several = any(len(m.results) > 1 for m in members)
             apart = composed(parts, kept, apart=True) if several else None
-            return apart if apart is not None and _reads_once(apart.line) else None
+            if apart is None or _reads_once(apart.line):
+                return apart
+            whole = with_row_variables(apart.line, apart.axes)
+            return None if whole is None else replace(apart, line=whole[0], axes=whole[1], apart=False)
         apart = composed(parts, kept, apart=True)
         whole = apart and with_common_variables(apart.line, apart.axes)
         return None if apart is None or not whole else replace(apart, line=whole[0], axes=whole[1])
@@ -532,7 +546,8 @@ class _Fuser:
         # Of a weight's cast a group computes only what it reads.
         whole = [launches for m, launches in zip(members, each, strict=True) if not self._casts_weight(m)]
         enough = min(2 * FULL, max(launch.programs for launches in whole or each for launch in launches))
-        return made.work if made.work[0].programs * 2 >= enough else None
+        is_busy = {launch.kind for launch in made.work} == {"rows"} and made.work[0].programs >= BUSY
+        return made.work if is_busy or made.work[0].programs * 2 >= enough else None
 
     def _takes_rows(self, line: Part) -> bool:
         """Return whether a group's line steps through padded rows by one variable, as each of its members does."""

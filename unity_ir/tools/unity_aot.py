@@ -52,12 +52,15 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.run import run
 from unity_ir.search.strategy import all_strategies
 from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.version import __version__
 
-PLANS = ("data-parallel", "expert", "joint")
+RING = "ring"
+"""Among plans: keys and values of attention go around all devices (`plan.rings`), of models that have attention."""
+PLANS = ("data-parallel", "expert", "joint", RING)
 MIXED = "mixed"
 """Among element types: float32 weights and gradients, read and computed in bf16."""
 TYPES = ("f32", "bf16", MIXED)
@@ -127,11 +130,11 @@ def compile_requests(
     Plan and emit a program for each model, plan and element type; return the distinct kernels of all programs, to be
     compiled.
 
-    Models and machines are given by name, `plans` are names of search strategies, `types` element types or `mixed`
-    (mixed precision); `convolution` is the implementation of convolutions, `triton` or `torch`. Each plan is made on
-    the first of `machines` where it fits; programs that cannot be made are listed in the result. Programs of the last
-    of `types` train with Adam, the others with SGD. `processes` is the number of processes that work on different
-    models in parallel. Raises `UnityError` if one of them is killed.
+    Models and machines are given by name, `plans` are names of search strategies, or `ring`, `types` element types or
+    `mixed` (mixed precision); `convolution` is the implementation of convolutions, `triton` or `torch`. Each plan is
+    made on the first of `machines` where it fits; programs that cannot be made are listed in the result. Programs of
+    the last of `types` train with Adam, the others with SGD. `processes` is the number of processes that work on
+    different models in parallel. Raises `UnityError` if one of them is killed.
     """
     asked = CompileRequests()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
@@ -154,7 +157,8 @@ def _ask(
     asked, loaded = CompileRequests(), [load(name) for name in machines]
     graph = from_text(model)
     plans_made: dict[tuple[str, bool], tuple[Graph, Machine] | None] = {}
-    for plan, dtype in product(plans, types):
+    has_attention = any(node.op.startswith("attention") for node in graph.nodes())
+    for plan, dtype in product([p for p in plans if p != RING or has_attention], types):
         key = plan, dtype == MIXED
         if key not in plans_made:
             given = mixed_precision(graph, "bf16") if dtype == MIXED else graph
@@ -188,6 +192,8 @@ def _planned(
     refusal = ""
     for machine in on:
         try:
+            if plan == RING:
+                return recipe(graph, machine, Degrees(cp=machine.mesh.devices, ring=True), "ring"), machine
             return run(graph, machine, plan).graph, machine
         except UnityError as error:
             refusal = str(error)
@@ -374,7 +380,7 @@ def _parser() -> Parser:
         metavar="M",
         help=f"whose plans; if given again, where a plan does not fit those before (default: {', '.join(MACHINES)})",
     )
-    parser.add_argument("--plans", default=",".join(PLANS), help="strategies (default: %(default)s)")
+    parser.add_argument("--plans", default=",".join(PLANS), help="strategies, or ring (default: %(default)s)")
     parser.add_argument(
         "--types", default=",".join(TYPES), help="element types, or mixed: f32 read as bf16 (default: %(default)s)"
     )
@@ -398,7 +404,7 @@ def check(options: Namespace) -> int:
     """
     targets = _list(list(SHARED_LIMITS), "target", options.targets)
     types = _list(("f32", "bf16", "f16", MIXED), "element type", options.types)
-    plans = _list(tuple(all_strategies()), "plan", options.plans)
+    plans = _list((*all_strategies(), RING), "plan", options.plans)
     _list(IMPLEMENTATIONS, "implementation", options.convolution)
     if options.jobs < 1 or not options.seconds >= 0:
         raise UnityError("unity-aot: --jobs is 1 or more, --seconds 0 or more")

@@ -60,7 +60,9 @@ def seen() -> Iterator[Seen]:
 
     def launch(*given: Any) -> None:
         numbers = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in given[-1]]
-        found.append((given[:5], numbers))
+        # Without what is for hooks. Triton 3.6 has fewer of its own.
+        others = (given[5:8], given[11:-1]) if len(given) == 16 else ()
+        found.append((given[:5], numbers, others))
 
     # Triton 3.6 passes arguments one by one, 3.7 as one tuple.
     with without_gpu(lambda *given: launch(*given) if isinstance(given[-1], tuple) else launch(*given, given[-7:])):

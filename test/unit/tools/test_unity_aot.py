@@ -16,6 +16,7 @@ from unity_ir.kernels.triton.launch import Compiled
 from unity_ir.lowering.measure import aot_check
 from unity_ir.lowering.measure.aot import Job, Outcome, Resources
 from unity_ir.lowering.measure.aot_check import CHECKS, key, merged, violations
+from unity_ir.lowering.measure.sass import Loop
 from unity_ir.tools import unity_aot
 
 MODEL = "mlp,batch=8,hidden=16,layers=2,classes=4"
@@ -48,6 +49,40 @@ def test_what_does_not(outcome: Outcome, message: str) -> None:
     (found,) = violations(job, outcome, "cuda:80")
     assert found.startswith(message)
     assert sum(found.startswith(check) for check in CHECKS) == 1
+
+
+LARGE = {"X_COLUMNS": False, "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
+POINTERS = {"FULL": True, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
+STEP = Loop(115, "HGMMA", 3, 11)
+
+
+@pytest.mark.parametrize(
+    ("constants", "loop", "message"),
+    [
+        (LARGE, STEP, None),
+        (LARGE, replace(STEP, instructions=116), "has a step of 116 instructions, of 115"),
+        (LARGE, replace(STEP, selects=4), "selects 4 values"),
+        (POINTERS, replace(STEP, instructions=116), None),
+        (POINTERS, replace(STEP, selects=17), "selects 17 values"),
+        # Where masks are needed.
+        ({**POINTERS, "FULL": False}, replace(STEP, selects=17), None),
+        # An attention's.
+        ({}, replace(STEP, selects=32), None),
+    ],
+)
+def test_steps_of_a_product(constants: dict[str, int | bool], loop: Loop, message: str | None) -> None:
+    job = Job("def k(): ...", replace(LAUNCH, constants={"x_k": 1, **constants}, expects=("mma",)))
+    outcome = replace(FITS, instructions=("tma", "wgmma"), loop=loop)
+    found = violations(job, outcome, "cuda:90")
+    assert [one.startswith(message or "-") for one in found] == ([] if message is None else [True])
+    assert all(sum(one.startswith(check) for check in CHECKS) == 1 for one in found)
+    assert violations(job, outcome, "cuda:80") == []
+
+
+def test_matrix_instructions_of_warps_beside_those_of_groups() -> None:
+    job, outcome = Job("def k(): ...", LAUNCH), replace(FITS, instructions=("mma.sync", "wgmma"))
+    assert violations(job, outcome, "cuda:90") == ["multiplies by mma.sync beside wgmma"]
+    assert violations(job, replace(outcome, instructions=("wgmma",)), "cuda:90") == []
 
 
 def test_copies_of_amd_are_not_asynchronous() -> None:
@@ -195,6 +230,16 @@ def test_a_damaged_cache_is_told(kept: str, tmp_path: Path) -> None:
     else:
         aot_check.Cache(path).put("k", "cuda:90", FITS)
         with closing(sqlite3.connect(path)) as file, file:
-            file.execute("UPDATE compiled SET outcome = '{'")
+            file.execute("UPDATE outcomes SET outcome = '{'")
     with pytest.raises(UnityError, match=r"aot.sqlite: no cache of compiled kernels, or damaged .*; remove it"):
         aot_check.Cache(path).get("cuda:90")
+
+
+def test_rings_are_of_models_with_attention() -> None:
+    small = "gpt2,batch=8,sequence=16,hidden=32,heads=4,layers=1,vocabulary=16"
+    asked = unity_aot.compile_requests([small], [unity_aot.RING], ["bf16"], ["dgx-h100"], "torch")
+    assert asked.refused == {}
+    assert any("attention_part_grad" in job.compiled.kernel for job in asked.jobs.values())
+    asked = unity_aot.compile_requests([MODEL], ["data-parallel", unity_aot.RING], ["bf16"], ["dgx-h100"], "torch")
+    assert [program.split(", ")[1] for program in asked.programs] == ["data-parallel"]
+    assert asked.refused == {}

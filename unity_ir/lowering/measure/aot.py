@@ -27,6 +27,7 @@ from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.kernels.triton.launch import Compiled
+from unity_ir.lowering.measure.sass import Loop, loop_of
 
 SHARED_LIMITS: Mapping[str, int] = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
 """Most shared memory of one program, in bytes, by target."""
@@ -61,6 +62,8 @@ class Resources:
     """Time it took to compile."""
     instructions: tuple[str, ...]
     """The kinds of `INSTRUCTIONS` in its code."""
+    loop: Loop | None = None
+    """Of a kernel with `wgmma`, its innermost loop over matrix products."""
 
     @property
     def pipelined(self) -> bool:
@@ -91,7 +94,10 @@ def read_outcome(read: Any) -> Outcome:
     Return the outcome of a compilation from `read`, the JSON value that it was stored as: `Resources` from a dict of
     their fields, the compiler's message from a string.
     """
-    return read if isinstance(read, str) else Resources(**(read | {"instructions": tuple(read["instructions"])}))
+    if isinstance(read, str):
+        return read
+    loop = None if read["loop"] is None else Loop(**read["loop"])
+    return Resources(**(read | {"instructions": tuple(read["instructions"]), "loop": loop}))
 
 
 def compile_all(source: str, compiled: Sequence[Compiled], target: str = "cuda:90") -> list[Resources]:
@@ -224,7 +230,8 @@ def _compile(module: ModuleType, compiled: Compiled, backend: str, arch: str) ->
         registers, frame = _metadata(text, "vgpr_count"), _metadata(text, "private_segment_fixed_size")
         spills = _metadata(text, "vgpr_spill_count") + _metadata(text, "sgpr_spill_count")
     found = tuple(name for name, pattern in INSTRUCTIONS.items() if re.search(pattern, text))
-    return Resources(compiled.kernel, registers, frame, spills, shared, seconds, found)
+    loop = loop_of(kernel.asm["cubin"]) if "wgmma" in found else None
+    return Resources(compiled.kernel, registers, frame, spills, shared, seconds, found, loop)
 
 
 def _spilled(ptx: str, arch: str) -> int:

@@ -15,19 +15,31 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from time import monotonic
 
 from unity_ir.errors import UnityError
+from unity_ir.kernels.triton.launch import Compiled
 from unity_ir.lowering.emit.printer import Emitted
-from unity_ir.lowering.measure.aot import SHARED_LIMITS, Job, Outcome, compile_each, read_outcome
+from unity_ir.lowering.measure.aot import SHARED_LIMITS, Job, Outcome, Resources, compile_each, read_outcome
 
 CHECKS = (
     *("does not compile", "spills", "has a stack frame", "takes", "has no matrix instruction"),
-    *("copies nothing asynchronously", "does not specialise"),
+    *("copies nothing asynchronously", "does not specialise", "multiplies by mma.sync", "selects", "has a step of"),
 )
 """First words of the messages of `violations`, one for each check; `takes` is about shared memory."""
+
+MOST_SELECTS = 3
+"""
+Most selects in a K step without masks: of buffers and their phase, where tiles are copied by descriptors. Masks took 17
+to 21.
+"""
+MOST_INSTRUCTIONS = 115
+"""
+Most instructions in a K step of 64 of products by descriptors, of tiles of 128 x 256: half of what the first kernels
+took, whose tiles were half as large.
+"""
 
 BATCH = 96
 """Kernels per process of the compiler, which takes a second to start."""
@@ -70,7 +82,9 @@ def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     it passes all. `outcome` is the result of compiling `job`.
 
     It must compile, keep everything in registers, fit shared memory (`SHARED_LIMITS`), contain the instructions that
-    its launch expects, and have each argument that is always 1 as a `constexpr`. Kernels with sines or cosines may have
+    its launch expects, and have each argument that is always 1 as a `constexpr`. On Hopper a kernel multiplies by
+    `wgmma` alone if at all, and a product without masks selects nothing in its loop (`MOST_SELECTS`), which is short if
+    tiles are copied by descriptors (`MOST_INSTRUCTIONS`). Kernels with sines or cosines may have
     a stack frame, for the table that reduces large angles.
     """
     if isinstance(outcome, str):
@@ -87,9 +101,29 @@ def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     # AMD's copies to shared memory go through registers; there the compiler pipelines loads.
     if "pipelined" in job.compiled.expects and target.startswith("cuda") and not outcome.pipelined:
         wrong.append("copies nothing asynchronously")
+    if target == "cuda:90":
+        wrong += _wrong_steps(job.compiled, outcome)
     loose = [n for n, t in job.compiled.signature.items() if t != "constexpr" and job.compiled.constants.get(n) == 1]
     if loose:
         wrong.append(f"does not specialise {', '.join(loose)}, which is 1")
+    return wrong
+
+
+def _wrong_steps(compiled: Compiled, took: Resources) -> list[str]:
+    """Return a message for each check that the innermost loop over matrix products fails, as compiled for sm_90."""
+    wrong: list[str] = []
+    if {"wgmma", "mma.sync"} <= {*took.instructions}:
+        wrong.append("multiplies by mma.sync beside wgmma")
+    loop, constants = took.loop, compiled.constants
+    by_descriptors = "X_COLUMNS" in constants
+    if loop is None or not (by_descriptors or constants.get("FULL")):
+        return wrong
+    if loop.selects > MOST_SELECTS:
+        wrong.append(f"selects {loop.selects} values in a step of K")
+    tile = [constants[f"BLOCK_{dim}"] for dim in "MNK"]
+    most = MOST_INSTRUCTIONS * prod(map(int, tile)) // (128 * 256 * 64)
+    if by_descriptors and loop.instructions > most:
+        wrong.append(f"has a step of {loop.instructions} instructions, of {most}")
     return wrong
 
 
@@ -106,7 +140,7 @@ class Cache:
         self.path = path
         with self._open() as file:
             file.execute(
-                "CREATE TABLE IF NOT EXISTS compiled"
+                "CREATE TABLE IF NOT EXISTS outcomes"
                 " (key TEXT, target TEXT, triton TEXT, outcome TEXT NOT NULL, PRIMARY KEY (key, target, triton))"
             )
 
@@ -122,7 +156,7 @@ class Cache:
     def get(self, target: str) -> dict[str, Outcome]:
         """Return {key of the job: outcome} of all that is cached for `target`."""
         with self._open() as file:
-            query = "SELECT key, outcome FROM compiled WHERE target = ? AND triton = ?"
+            query = "SELECT key, outcome FROM outcomes WHERE target = ? AND triton = ?"
             rows = file.execute(query, (target, triton_version())).fetchall()
             return {name: read_outcome(json.loads(text)) for name, text in rows}
 
@@ -130,7 +164,7 @@ class Cache:
         """Store the outcome of compiling, for `target`, the job whose key (`key`) is `name`."""
         text = json.dumps(outcome if isinstance(outcome, str) else asdict(outcome))
         with self._open() as file:
-            file.execute("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?, ?)", (name, target, triton_version(), text))
+            file.execute("INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?)", (name, target, triton_version(), text))
 
 
 def triton_version() -> str:

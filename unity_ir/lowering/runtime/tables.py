@@ -39,30 +39,57 @@ def weight_tables(weights, grads, moments, block, kept=16):
     """
     Return a list of WeightTables (where weights are in memory), with each of which one launch updates many weights: one
     for each combination of element types and alignment, in blocks of `block` elements. `weights`, `grads` and `moments`
-    (the optimizer's state) are by name; frozen weights are left out. The last `kept` WeightTables are used again if no
-    tensor has moved.
+    (the optimizer's state) are by name; frozen weights are left out. Tables are used again if no tensor has moved:
+    those of the last `kept` times that one had.
+    """
+    own, casts = trained(weights), weights.casts if _has_casts() else {}
+    states = [x for name in own for x in moments.get(name, ())]
+    tensors = [*own.values(), *[grads[name] for name in own], *states, *casts.values()]
+    key = (block, *map(torch.Tensor.data_ptr, tensors))
+    if key not in PLACED:
+        while len(PLACED) >= kept:
+            del PLACED[next(iter(PLACED))]
+        PLACED[key] = _placed(own, grads, moments, casts, block)
+    found = PLACED[key]
+    LAST[:] = [(rows, blocks) for _, _, rows, blocks in found]
+    return [
+        WeightTable(rows, blocks, _of_weight(name, own, grads, moments, casts), is_aligned, block)
+        for name, is_aligned, rows, blocks in found
+    ]
+
+
+@functools.cache
+def _has_casts():
+    return any(spec.cast for spec in WEIGHTS.values())
+
+
+def _of_weight(name, weights, grads, moments, casts):
+    """Return the tensors of one weight: itself, its gradient, its state and, if casts are kept, its cast or another."""
+    # A weight that has no cast shares a launch with those that have one.
+    cast = (casts.get(name, next(iter(casts.values()))),) if casts else (weights[name],) if _has_casts() else ()
+    return (weights[name], grads[name], *moments.get(name, ()), *cast)
+
+
+def _placed(weights, grads, moments, casts, block):
+    """
+    Return, for each table, the name of a weight in it, whether all in it are aligned, and its rows and blocks on the
+    device.
     """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
-    has_casts = any(spec.cast for spec in WEIGHTS.values())
-    for name, weight in trained(weights).items():
-        tensors = (weight, grads[name], *moments.get(name, ()))
+    for name, weight in weights.items():
+        tensors = _of_weight(name, weights, grads, moments, casts)
         addresses = [x.data_ptr() for x in tensors]
-        if has_casts:
-            cast = weights.casts.get(name)
-            addresses.append(0 if cast is None else cast.data_ptr())
-            # A weight that has none shares a launch with those that have one.
-            tensors = (*tensors, next(iter(weights.casts.values()), weight) if cast is None else cast)
+        if _has_casts() and name not in casts:
+            addresses[-1] = 0
         row = (*addresses, weight.numel())
         # What a bucket's collective returns may be at any place of a larger tensor.
         alike = (*[x.dtype for x in tensors], functools.reduce(operator.or_, row) % 16 == 0)
         if row[-1]:
-            found.setdefault(alike, (tensors, []))[1].append((*row, group_of[name]))
-    made = []
-    for (*_, aligned), (examples, given) in found.items():
-        rows, blocks = _placed(tuple(given), block, examples[0].device, kept)
-        made.append(WeightTable(rows, blocks, examples, aligned, block))
-    LAST[:] = [(table.rows, table.blocks) for table in made]
-    return made
+            found.setdefault(alike, (name, []))[1].append((*row, group_of[name]))
+    return [
+        (name, is_aligned, *_tensors(rows, block, weights[name].device))
+        for (*_, is_aligned), (name, rows) in found.items()
+    ]
 
 
 LAST: list = []
@@ -70,7 +97,7 @@ LAST: list = []
 
 
 PLACED: dict = {}
-"""Tensors of tables by what is in them, the latest last: gradients are mostly where they were a step ago."""
+"""What is in tables, by all addresses, the latest last: gradients are mostly where they were a step ago."""
 
 RESERVED: dict = {}
 """Memory, by its type, for the tables of a CUDA graph that is captured."""
@@ -86,19 +113,6 @@ def reserve_tables():
     """
     for found in zip(*LAST):
         RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
-
-
-def _placed(rows, block, device, kept):
-    """
-    Return `rows` and `blocks` of a WeightTable on the device, made once for several steps if nothing moves; `kept` are
-    there at most.
-    """
-    key = rows, block, device
-    if key not in PLACED:
-        while len(PLACED) >= kept:
-            del PLACED[next(iter(PLACED))]
-        PLACED[key] = _tensors(rows, block, device)
-    return PLACED[key]
 
 
 def _tensors(rows, block, device):
