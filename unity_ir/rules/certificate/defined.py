@@ -1,0 +1,105 @@
+"""
+Checks that the target of a rule is a number wherever its source is one: steps cancel what may be no number, such as
+1 / 0, as if it were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from unity_ir.rules.certificate.laws import Facts, follows, impossible, same_domain, same_factors, symbols_of
+from unity_ir.rules.certificate.scalars import nonempty
+from unity_ir.rules.certificate.terms import Apply, Constraint, Factor, Form, Mono, Number, Refused, as_poly
+from unity_ir.rules.poly import number
+
+PARTIAL = ("recip", "log", "sqrt", "rsqrt", "pow")
+"""Functions that are no number at some values."""
+
+CASES = 6
+"""Guards that are looked at case by case."""
+
+EXTREMES = ("max", "min")
+"""Functions of sets that are no number where there is nothing in them."""
+
+NEVER_BELOW_ZERO = ("exp", "relu", "abs", "sqrt", "gt", "ge", "lt", "le", "eq", "ne", "and", "or", "not", "philox")
+"""Functions that are 0 or above wherever they are a number."""
+
+
+def require_defined(target: Form, source: Form, facts: Facts, looked_at: Sequence[str], cases: int = CASES) -> None:
+    """
+    Raise `Refused` unless every function of the target that is in `looked_at` is shown to be a number, or is in the
+    source, too, wherever it is in the target. `cases` guards on free indices are looked at case by case.
+    """
+    known = list(_partial(source, facts, looked_at))
+    for applied, here in _partial(target, facts, looked_at):
+        if _is_number(applied, here) or impossible(here):
+            continue
+        alike = [[c for c in there if not follows(c, here)] for a, there in known if _at_least(a, applied, here)]
+        if [] in alike:
+            continue
+        free = [c for missing in alike for c in missing if c.poly.symbols <= symbols_of(facts)]
+        if not free or not cases:
+            raise Refused(f"the target may be no number where the source is one: {applied}")
+        on = min(free, key=str)
+        for case in (on, *on.negated()):
+            require_defined(target, source, facts | {case}, looked_at, cases - 1)
+        return
+
+
+def _is_number(applied: Apply, facts: Facts) -> bool:
+    if applied.function in EXTREMES:
+        return any(nonempty(p, lambda c: follows(c, facts)) for p in applied.arguments)
+    return applied.function != "pow" and _above_zero(applied.arguments[0].body, facts)
+
+
+def _at_least(source: Apply, target: Apply, facts: Facts) -> bool:
+    """Return whether a function's value in the source is no number wherever that in the target is none."""
+    if source.function in EXTREMES and target.function in EXTREMES:
+        # Of nothing there is no maximum, whatever the values would be.
+        return all(any(same_domain(p, q, facts) for q in target.arguments) for p in source.arguments)
+    return same_factors((target,), (source,), facts)
+
+
+def _partial(form: Form, facts: Facts, looked_at: Sequence[str]) -> Iterator[tuple[Apply, Facts]]:
+    """Yield each function that may be no number, with the facts that hold where it is."""
+    for mono in form:
+        here = facts | mono.domain
+        for f in mono.factors:
+            if isinstance(f, Apply):
+                if f.function in looked_at:
+                    yield f, here
+                for a in f.arguments:
+                    yield from _partial(a.body, here | a.domain, looked_at)
+
+
+def _above_zero(form: Form, facts: Facts) -> bool:
+    """Return whether a value is above 0: a sum of what is not below it, one addend of which is above it."""
+    size = as_poly(form)
+    if size is not None:
+        return follows(Constraint(size - 1), facts)
+    return all(_sign(m, facts, 0) for m in form) and any(_sign(m, facts, 1) and _somewhere(m, facts) for m in form)
+
+
+def _sign(mono: Mono, facts: Facts, least: int) -> bool:
+    """Return whether an addend is at least 0, or, for `least` 1, above 0 wherever its domain holds."""
+    return mono.coefficient > 0 and all(_factor_sign(f, facts | mono.domain, least) for f in mono.factors)
+
+
+def _factor_sign(factor: Factor, facts: Facts, least: int) -> bool:
+    match factor:
+        case Number(poly):
+            return follows(Constraint(poly - least), facts)
+        case Apply("exp"):
+            return True
+        case Apply("max" | "maximum", parts):
+            return any(not p.binders and not p.domain and _above_zero(p.body, facts) for p in parts)
+        case Apply(function, _):
+            return not least and function in NEVER_BELOW_ZERO
+        case _:
+            return False
+
+
+def _somewhere(mono: Mono, facts: Facts) -> bool:
+    """Return whether a domain is shown to have a point: that where all indices are 0."""
+    values = dict.fromkeys(mono.binders, number(0))
+    return all(follows(c.substitute(values), facts) for c in mono.domain)
