@@ -517,14 +517,16 @@ def _fixed(operation: Operation, ranks: Mapping[str, int]) -> dict[str, AttrExpr
 Made: TypeAlias = dict[object, Tensor]
 
 
-def _key(term: Term) -> object:
+def key_of(term: Term) -> object:
+    """Return the key of a term in what `side_of` makes."""
     return term.name if isinstance(term, Input) else (id(term.operation), term.index)
 
 
-def _side(of: Elaborator, rule: Substitution, side: tuple[Term, ...], ranks: Mapping[str, int]) -> Made:
+def side_of(of: Elaborator, rule: Substitution, side: tuple[Term, ...], ranks: Mapping[str, int]) -> Made:
+    """Return the inputs, and the results of all operations of a side."""
     made: Made = {**inputs(rule, ranks)}
     for operation in rule.operations(side):
-        operands = [made[_key(t)] for t in operation.operands]
+        operands = [made[key_of(t)] for t in operation.operands]
         if operation.op not in PARALLEL_OPERATORS:
             operands = of.apply(operation.op, operands, _fixed(operation, ranks))
         made |= {(id(operation), n): t for n, t in enumerate(operands)}
@@ -533,9 +535,9 @@ def _side(of: Elaborator, rule: Substitution, side: tuple[Term, ...], ranks: Map
 
 def values(of: Elaborator, rule: Substitution, ranks: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield each pair of results that have to be equal: a name, the source's, the target's."""
-    source, target = (_side(of, rule, side, ranks) for side in (rule.source, rule.target))
+    source, target = (side_of(of, rule, side, ranks) for side in (rule.source, rule.target))
     for n, (a, b) in enumerate(zip(rule.source, rule.target, strict=True)):
-        yield f"result {n}", source[_key(a)], target[_key(b)]
+        yield f"result {n}", source[key_of(a)], target[key_of(b)]
 
 
 def gradients(of: Elaborator, rule: Substitution, ranks: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -561,7 +563,7 @@ NO_GRADIENT = Tensor((), lambda _: (), "")
 
 
 def _gradients(of: Elaborator, rule: Substitution, side: tuple[Term, ...], ranks: Mapping[str, int]) -> Made:
-    made = _side(of, rule, side, ranks)
+    made = side_of(of, rule, side, ranks)
     grads: Made = {}
 
     def add(key: object, grad: Tensor) -> None:
@@ -572,20 +574,20 @@ def _gradients(of: Elaborator, rule: Substitution, side: tuple[Term, ...], ranks
             grads[key] = Tensor(old.shape, lambda at: (*old.element(at), *grad.element(at)), old.dtype)
 
     for n, term in enumerate(side):
-        if made[_key(term)].dtype not in NOT_FLOATING:
-            add(_key(term), named(f"gradient {n}", made[_key(term)].shape, made[_key(term)].dtype))
+        if made[key_of(term)].dtype not in NOT_FLOATING:
+            add(key_of(term), named(f"gradient {n}", made[key_of(term)].shape, made[key_of(term)].dtype))
     for operation in reversed(rule.operations(side)):
         results = [made[k] for n in range(len(made)) if (k := (id(operation), n)) in made]
         found = [grads.get((id(operation), n)) for n in range(len(results))]
-        operands = [made[_key(t)] for t in operation.operands]
+        operands = [made[key_of(t)] for t in operation.operands]
         if all(g is None for g in found):
             continue
         whole = [g or Tensor(t.shape, lambda _: (), t.dtype) for g, t in zip(found, results, strict=True)]
         for term, grad in zip(
             operation.operands, _backward(of, operation, operands, results, whole, ranks), strict=True
         ):
-            if grad is not None and made[_key(term)].dtype not in NOT_FLOATING:
-                add(_key(term), grad)
+            if grad is not None and made[key_of(term)].dtype not in NOT_FLOATING:
+                add(key_of(term), grad)
     return grads
 
 

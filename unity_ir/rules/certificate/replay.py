@@ -29,6 +29,7 @@ from unity_ir.rules.certificate.laws import (
     require,
     symbols_of,
 )
+from unity_ir.rules.certificate.ranks import RANK, check_ranks
 from unity_ir.rules.certificate.terms import (
     REDUCERS,
     Apply,
@@ -47,8 +48,8 @@ from unity_ir.rules.pattern import AttrParameter, DimPack, Substitution
 from unity_ir.rules.poly import symbol
 from unity_ir.tdl.functions import ACTIVATIONS
 
-RANKS = (0, 2)
-"""Dims of a pack in the cases of a proof. That they stand for all numbers (`proof.every_rank`) is not checked here."""
+RANKS = (0, RANK)
+"""Dims of a pack in the cases of a proof; `ranks` checks that they stand for all numbers."""
 
 Steps: TypeAlias = list[dict[str, Any]]
 Law: TypeAlias = Callable[[Mono, Facts, Mapping[str, Any]], Form]
@@ -92,6 +93,8 @@ def check_certificate(rule: Substitution, certificate: Certificate) -> bool:
         for ranks, functions in cases(rule):
             case = said.pop(0)
             pairs = list(case["pairs"])
+            if ranks and set(ranks.values()) == {RANK}:
+                check_ranks(_elaborator(rule, ranks, functions, case["sample"]), rule, ranks)
             for goal in goals(rule, ranks, functions, case["sample"], bool(certificate["gradients"])):
                 goal.check(pairs.pop(0))
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
@@ -132,18 +135,24 @@ def goals(
     differentiable: bool,
 ) -> Iterator[Goal]:
     """Yield what has to be shown in a case: of all results and, if `differentiable`, of all gradients."""
-    symbols = {s for s in rule.symbols if not s.startswith("#")}
-    symbols |= {f"{p}.{d}" for p, rank in ranks.items() for d in range(rank)}
-    if any(sample.get(s, 0) < 2 for s in symbols):
-        raise Refused("the sample has no size above 1 for every symbol")
-    facts = [*(Constraint(symbol(s) - 1) for s in sorted(symbols)), *(Constraint(c.poly) for c in rule.conditions)]
     for pairs in (values, gradients)[: 1 + differentiable]:
-        of = Elaborator({s: sample[s] for s in symbols}, functions, list(facts))
+        of = _elaborator(rule, ranks, functions, sample)
         try:
             for claim, left, right in pairs(of, rule, ranks):
                 yield _goal(of, claim, left, right)
         except (UnityError, KeyError, IndexError, ValueError) as error:
             raise Refused(f"not elaborated: {error}") from error
+
+
+def _elaborator(
+    rule: Substitution, ranks: Mapping[str, int], functions: Mapping[str, str], sample: Mapping[str, int]
+) -> Elaborator:
+    symbols = {s for s in rule.symbols if not s.startswith("#")}
+    symbols |= {f"{p}.{d}" for p, rank in ranks.items() for d in range(rank)}
+    if any(sample.get(s, 0) < 2 for s in symbols):
+        raise Refused("the sample has no size above 1 for every symbol")
+    facts = [*(Constraint(symbol(s) - 1) for s in sorted(symbols)), *(Constraint(c.poly) for c in rule.conditions)]
+    return Elaborator({s: sample[s] for s in symbols}, functions, facts)
 
 
 def _goal(of: Elaborator, claim: str, left: Tensor, right: Tensor) -> Goal:
