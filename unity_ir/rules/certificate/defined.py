@@ -6,14 +6,12 @@ Checks that the target of a rule is a number wherever its source is one: steps c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from unity_ir.rules.certificate.laws import Facts, follows, impossible, same_domain, same_factors, symbols_of
 from unity_ir.rules.certificate.scalars import nonempty
-from unity_ir.rules.certificate.terms import Apply, Constraint, Factor, Form, Mono, Number, Refused, as_poly
+from unity_ir.rules.certificate.terms import BRANCHES, Apply, Constraint, Factor, Form, Mono, Number, Refused, as_poly
 from unity_ir.rules.poly import number
-
-PARTIAL = ("recip", "log", "sqrt", "rsqrt", "pow")
-"""Functions that are no number at some values."""
 
 CASES = 6
 """Guards that are looked at case by case."""
@@ -30,16 +28,16 @@ def require_defined(target: Form, source: Form, facts: Facts, looked_at: Sequenc
     Raise `Refused` unless every function of the target that is in `looked_at` is shown to be a number, or is in the
     source, too, wherever it is in the target. `cases` guards on free indices are looked at case by case.
     """
-    known = list(_partial(source, facts, looked_at))
-    for applied, here in _partial(target, facts, looked_at):
-        if _is_number(applied, here) or impossible(here):
+    known = list(_occurrences(source, facts, looked_at))
+    for one in _occurrences(target, facts, looked_at):
+        if _is_number(one.applied, one.facts) or impossible(one.facts):
             continue
-        alike = [[c for c in there if not follows(c, here)] for a, there in known if _at_least(a, applied, here)]
+        alike = [[c for c in o.facts if not follows(c, one.facts)] for o in known if _covers(o, one)]
         if [] in alike:
             continue
         free = [c for missing in alike for c in missing if c.poly.symbols <= symbols_of(facts)]
         if not free or not cases:
-            raise Refused(f"the target may be no number where the source is one: {applied}")
+            raise Refused(f"the target may be no number where the source is one: {one.applied}")
         on = min(free, key=str)
         for case in (on, *on.negated()):
             require_defined(target, source, facts | {case}, looked_at, cases - 1)
@@ -52,24 +50,42 @@ def _is_number(applied: Apply, facts: Facts) -> bool:
     return applied.function != "pow" and _above_zero(applied.arguments[0].body, facts)
 
 
-def _at_least(source: Apply, target: Apply, facts: Facts) -> bool:
-    """Return whether a function's value in the source is no number wherever that in the target is none."""
-    if source.function in EXTREMES and target.function in EXTREMES:
+@dataclass(frozen=True)
+class _Occurrence:
+    """A function that may be no number, where it is computed."""
+
+    applied: Apply
+    facts: Facts
+    """What holds there."""
+    branches: tuple[Apply, ...]
+    """Conditions of the branches of `where` that it is in."""
+
+
+def _covers(source: _Occurrence, target: _Occurrence) -> bool:
+    """Return whether an occurrence in the source, wherever that in the target is none, is no number either."""
+    facts, one, other = target.facts, source.applied, target.applied
+    if not all(any(same_factors((b,), (c,), facts) for c in target.branches) for b in source.branches):
+        return False
+    if one.function in EXTREMES and other.function in EXTREMES:
         # Of nothing there is no maximum, whatever the values would be.
-        return all(any(same_domain(p, q, facts) for q in target.arguments) for p in source.arguments)
-    return same_factors((target,), (source,), facts)
+        return all(any(same_domain(p, q, facts) for q in other.arguments) for p in one.arguments)
+    return same_factors((other,), (one,), facts)
 
 
-def _partial(form: Form, facts: Facts, looked_at: Sequence[str]) -> Iterator[tuple[Apply, Facts]]:
-    """Yield each function that may be no number, with the facts that hold where it is."""
+def _occurrences(
+    form: Form, facts: Facts, looked_at: Sequence[str], branches: tuple[Apply, ...] = ()
+) -> Iterator[_Occurrence]:
+    """Yield each of some functions, with what holds where it is computed."""
     for mono in form:
         here = facts | mono.domain
+        chosen = branches + tuple(f for f in mono.factors if isinstance(f, Apply) and f.function in BRANCHES)
         for f in mono.factors:
             if isinstance(f, Apply):
+                inside = branches if f in chosen else chosen
                 if f.function in looked_at:
-                    yield f, here
+                    yield _Occurrence(f, here, inside)
                 for a in f.arguments:
-                    yield from _partial(a.body, here | a.domain, looked_at)
+                    yield from _occurrences(a.body, here | a.domain, looked_at, inside)
 
 
 def _above_zero(form: Form, facts: Facts) -> bool:

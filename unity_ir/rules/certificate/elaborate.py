@@ -17,6 +17,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Application, Operator
 from unity_ir.ops.operator import Tensor as OperatorTensor
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.certificate import terms
 from unity_ir.rules.certificate.terms import (
     REDUCERS,
     Apply,
@@ -393,10 +394,11 @@ class _Line:
                 a, b = self.form(left, where), self.form(right, where)
                 if op in "+-":
                     return (*a, *(b if op == "+" else scaled(b, -1)))
-                return times(a, b if op == "*" else call("recip", b))
+                return terms.product(a, b if op == "*" else call("recip", b))
             case Call("where", (condition, yes, no)):
                 holds, fails = self._condition(condition, where)
-                return (*times(holds, self.form(yes, where)), *times(fails, self.form(no, where)))
+                chosen = (*times(holds, self.form(yes, where)), *times(fails, self.form(no, where)))
+                return (*chosen, *terms.computed(holds))
             case Call(function, args):
                 return call(function, *(self.form(a, where) for a in args))
             case Reduce(reducer, _, body):
@@ -432,7 +434,10 @@ class _Line:
                 raise Refused(f"{self.name}: attribute {name} is no number")
 
     def _condition(self, expr: Expr, where: Mapping[str, Poly]) -> tuple[Form, Form]:
-        """Return a condition as 1 where it holds and 0 elsewhere, and the opposite; guards if it is on indices."""
+        """
+        Return a condition as 1 where it holds and 0 elsewhere, and the opposite; guards if it is on indices, else `if`
+        and `if not`, which mark what is computed in one branch only.
+        """
         if isinstance(expr, Call) and expr.function in COMPARISONS:
             left, right = (self.form(a, where) for a in expr.args)
             difference = as_poly((*left, *scaled(right, -1)))
@@ -442,8 +447,7 @@ class _Line:
                     for cases in COMPARISONS[expr.function]
                 )
                 return yes, no
-        holds = self.form(expr, where)
-        return holds, (*constant(1), *scaled(self.form(expr, where), -1))
+        return call("if", self.form(expr, where)), call("if not", self.form(expr, where))
 
     def _reduce(self, reducer: str, expr: Reduce, body: Expr, where: Mapping[str, Poly]) -> Form:
         names = {name: self.of.fresh(name) for name in expr.names}

@@ -8,7 +8,7 @@ the form that equals it. `replay` applies them at any depth. Questions about int
 | law | equal are | if |
 |---|---|---|
 | `domain` | sums over two domains | each constraint of either follows from the other |
-| `empty` | a sum and 0 | its domain has no points |
+| `empty` | a sum and 0 | its domain has no points, or its coefficient is 0 |
 | `split` | a sum, and those where a constraint holds and where not | |
 | `pin` | a sum over b, and its addend at b = v | the domain says f * (b - v) = 0, f is not 0, and v is without b |
 | `rename` | sums over b and over c, for b = c + r or r - c | c is new, r is without b and c |
@@ -154,7 +154,7 @@ def _domain(mono: Mono, facts: Facts, said: Said) -> Form:
 
 
 def _empty(mono: Mono, facts: Facts, said: Said) -> Form:
-    if not impossible(facts | mono.domain):
+    if mono.coefficient and not impossible(facts | mono.domain):
         raise Refused("not shown to be empty")
     return ()
 

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.certificate.defined import EXTREMES, PARTIAL, require_defined
+from unity_ir.rules.certificate.defined import EXTREMES, require_defined
 from unity_ir.rules.certificate.elaborate import GRADIENT, Elaborator, Tensor, gradients, values
 from unity_ir.rules.certificate.laws import (
     MONOMIALS,
@@ -31,6 +31,7 @@ from unity_ir.rules.certificate.laws import (
 )
 from unity_ir.rules.certificate.ranks import RANK, check_ranks
 from unity_ir.rules.certificate.terms import (
+    PARTIAL,
     REDUCERS,
     Apply,
     Constraint,
@@ -76,6 +77,8 @@ def cases(rule: Substitution) -> Iterator[tuple[dict[str, int], dict[str, str]]]
     """Yield the cases in which a rule has to be proved: numbers of dims by pack, functions by attribute parameter."""
     packs = sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, DimPack)})
     named = names(rule)
+    if len({i.name for i in rule.inputs}) < len(rule.inputs):
+        raise Refused("two inputs have one name")
     if any(s.startswith("#") for c in rule.conditions for s in c.poly.symbols):
         raise Refused("a condition is on the number of dims of a pack")
     for ranks in product(RANKS, repeat=len(packs)):

@@ -47,6 +47,16 @@ def _sigmoid(of: Apply, holds: Holds) -> Form:
     return (*constant(half), *scaled(call("tanh", scaled(_argument(of, "sigmoid"), half)), half))
 
 
+def _if(of: Apply, holds: Holds) -> Form:
+    """A condition is 1 where it holds, else 0."""
+    return _argument(of, "if")
+
+
+def _if_not(of: Apply, holds: Holds) -> Form:
+    """The opposite of a condition is 1 minus it."""
+    return (*constant(1), *scaled(_argument(of, "if not"), -1))
+
+
 def _relu_relu(of: Apply, holds: Holds) -> Form:
     """relu(relu(x)) = relu(x)."""
     inner = _argument(of, "relu")
@@ -161,6 +171,8 @@ def nonempty(part: Scope, holds: Holds) -> bool:
 
 
 SCALARS: Mapping[str, Axiom] = {
+    "if": _if,
+    "if not": _if_not,
     "sigmoid": _sigmoid,
     "relu of relu": _relu_relu,
     "zero": _zero,

@@ -214,6 +214,33 @@ def times(left: Form, right: Form) -> Form:
     return tuple(out)
 
 
+def product(left: Form, right: Form) -> Form:
+    """
+    Return `times`, and what of either factor may be no number, with 0 as its coefficient, where the other is 0 or is in
+    a branch of `where`: it is computed all the same.
+    """
+    others = ((left, right), (right, left))
+    return (*times(left, right), *(m for a, b in others if not b or mentions(b, BRANCHES) for m in computed(a)))
+
+
+def computed(form: Form) -> Form:
+    """Return the monomials of a form that may be no number, with 0 as their coefficient."""
+    return tuple(replace(m, coefficient=Fraction(0)) for m in form if mentions((m,), PARTIAL))
+
+
+BRANCHES = ("if", "if not")
+"""Functions of a condition: 1 or 0 in the branches of a `where`."""
+
+PARTIAL = ("recip", "log", "sqrt", "rsqrt", "pow")
+"""Functions that are no number at some values."""
+
+
+def mentions(form: Form, functions: Sequence[str]) -> bool:
+    """Return whether one of some functions is in a form, at any depth."""
+    applied = [f for m in form for f in m.factors if isinstance(f, Apply)]
+    return any(f.function in functions or any(mentions(a.body, functions) for a in f.arguments) for f in applied)
+
+
 def one_of(items: Sequence[T], at: object) -> T:
     """Return the item that a step names by its number, from 0. Raises `Refused` where there is none."""
     if not isinstance(at, int) or not 0 <= at < len(items):

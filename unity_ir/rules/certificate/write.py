@@ -325,6 +325,8 @@ class _Search:
 
     def drops(self, here: list[int], mono: Mono, facts: Facts) -> bool:
         """Leave out guards on free indices that hold, and monomials whose guards do not."""
+        if not mono.coefficient:
+            return self.do("empty", here)
         boxes = {c for c in mono.domain if not c.equal and len(c.poly.symbols & set(mono.binders)) == 1}
         if mono.domain - boxes - facts and impossible(facts | mono.domain):
             return self.do("empty", here)

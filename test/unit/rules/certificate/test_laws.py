@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from unity_ir.rules.certificate import laws, replay, scalars, terms
-from unity_ir.rules.certificate.defined import EXTREMES, PARTIAL, require_defined
+from unity_ir.rules.certificate.defined import EXTREMES, require_defined
 from unity_ir.rules.certificate.terms import (
+    PARTIAL,
     Apply,
     Constraint,
     Factor,
@@ -116,7 +117,12 @@ EVERY = {
         [step("domain", to=list(map(said_constraint, box("k", n + 1)))), CANCEL],
     ),
     "empty": False_(
-        laws, "_empty", "not impossible(facts | mono.domain)", "False", total("k", BOX, X), [step("empty")]
+        laws,
+        "_empty",
+        "mono.coefficient and not impossible(facts | mono.domain)",
+        "False",
+        total("k", BOX, X),
+        [step("empty")],
     ),
     "split": False_(
         laws,
@@ -625,7 +631,7 @@ def test_every_law_is_among_them():
     names = {step["law"] for of in EVERY.values() for step in of.steps}
     axioms = {step["axiom"] for of in EVERY.values() for step in of.steps if step["law"] == "scalar"}
     assert names == {*laws.MONOMIALS, "cancel", "cases", "digits"}
-    assert axioms | {"sigmoid"} == scalars.SCALARS.keys()
+    assert axioms | {"sigmoid", "if", "if not"} == scalars.SCALARS.keys()
 
 
 def test_what_may_be_no_number_has_to_be_in_the_source():
