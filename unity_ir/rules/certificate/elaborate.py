@@ -49,6 +49,7 @@ from unity_ir.rules.pattern import (
 )
 from unity_ir.rules.poly import ONE, ZERO, Poly, exact_quotient, number, product, symbol
 from unity_ir.tdl.bind import Spelled, spell
+from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
     Access,
@@ -130,6 +131,8 @@ class Elaborator:
     given: Mapping[str, str]
     """Values of the rule's attribute parameters that name a function."""
     facts: list[Constraint] = field(default_factory=list[Constraint])
+    rounds: bool = False
+    """Functions that round are unknown ones, so that equal terms round alike."""
     made: int = 0
     counts: dict[tuple[Poly, Poly], Poly] = field(default_factory=dict[tuple[Poly, Poly], Poly])
     """Numbers of windows, by (room, step)."""
@@ -221,7 +224,7 @@ def _moved(of: Elaborator, name: str, x: Tensor, attributes: Mapping[str, AttrEx
             return summed(x.element(tuple(map(symbol, old))), old, (*inside, same))
 
         return Tensor(shape, reshaped, x.dtype)
-    if name != "broadcast_grad":
+    if name != "broadcast_grad" or of.rounds:
         raise Refused(f"{name}: its line depends on sizes")
     missing = len(x.shape) - len(shape)
     spread = {*range(missing), *(d for d, new in enumerate(shape, missing) if new == ONE != x.shape[d])}
@@ -359,6 +362,8 @@ class _Line:
             if isinstance(index, Segments):
                 segment = index, position
             elif not isinstance(index, Var):
+                if self.of.rounds and isinstance(index, Affine):
+                    raise Refused(f"{self.name}: in which order its sums round is not known")
                 names = index.names if isinstance(index, Composite) else [v for _, v in self.terms(_affine(index))[0]]
                 for name in names:
                     if name not in where:
@@ -392,6 +397,8 @@ class _Line:
                 return of_poly(product(joined_extent(i, self.extents) for i in indices))
             case Binary(op, left, right):
                 a, b = self.form(left, where), self.form(right, where)
+                if self.of.rounds and (as_poly(a) is None or as_poly(b) is None):
+                    return _rounded(op, a, b)
                 if op in "+-":
                     return (*a, *(b if op == "+" else scaled(b, -1)))
                 return terms.product(a, b if op == "*" else call("recip", b))
@@ -400,7 +407,8 @@ class _Line:
                 chosen = (*times(holds, self.form(yes, where)), *times(fails, self.form(no, where)))
                 return (*chosen, *terms.computed(holds))
             case Call(function, args):
-                return call(function, *(self.form(a, where) for a in args))
+                rounds = self.of.rounds and function not in EXACT
+                return call(f"{function}'" if rounds else function, *(self.form(a, where) for a in args))
             case Reduce(reducer, _, body):
                 return self._reduce(reducer, expr, body, where)
             case _:
@@ -462,6 +470,11 @@ class _Line:
                         at = self.reached(index, inner)
                         domain += [Constraint(at), Constraint(size - 1 - at)]
         found = self.form(body, inner)
+        if self.of.rounds and reducer in ("sum", "prod") and gather(expr) is None:
+            # Rows first is another order than columns first.
+            order = call("in order", *(of_poly(inner[name]) for name in expr.names))
+            body_ = times(order, found) if len(names) > 1 else found
+            return of_factor(Apply(f"{reducer}'", (Scope(tuple(names.values()), frozenset(domain), body_),)))
         if reducer == "sum":
             return summed(found, names.values(), domain)
         if reducer not in REDUCERS:
@@ -478,6 +491,24 @@ def _affine(index: object) -> Affine:
     if not isinstance(index, Affine):
         raise Refused(f"{index} is no index")
     return index
+
+
+EXACT = ("relu", "abs", "maximum", "minimum", "floor", "gt", "ge", "lt", "le", "eq", "ne", "and", "or", "not", "where")
+"""Functions that do not round, whose axioms hold to the last bit."""
+
+
+def _rounded(op: str, left: Form, right: Form) -> Form:
+    """Return arithmetic that rounds as an unknown function, but for adding 0 and multiplying by 1 or -1."""
+    if op == "-":
+        op, right = "+", scaled(right, -1)
+    units = {constant(1): 1, constant(-1): -1}
+    if op == "+" and not (left and right):
+        return left or right
+    if op == "*" and left in units:
+        return scaled(right, units[left])
+    if op in "*/" and right in units:
+        return scaled(left, units[right])
+    return call(op, left, right)
 
 
 def _fraction(value: float) -> Fraction:
@@ -538,10 +569,13 @@ def side_of(of: Elaborator, rule: Substitution, side: tuple[Term, ...], ranks: M
 
 
 def values(of: Elaborator, rule: Substitution, ranks: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield each pair of results that have to be equal: a name, the source's, the target's."""
+    """
+    Yield each pair of results that have to be equal (and to round alike, if `of` rounds): a name, the source's, the
+    target's.
+    """
     source, target = (side_of(of, rule, side, ranks) for side in (rule.source, rule.target))
     for n, (a, b) in enumerate(zip(rule.source, rule.target, strict=True)):
-        yield f"result {n}", source[key_of(a)], target[key_of(b)]
+        yield f"{'rounded ' if of.rounds else ''}result {n}", source[key_of(a)], target[key_of(b)]
 
 
 def gradients(of: Elaborator, rule: Substitution, ranks: Mapping[str, int]) -> Iterator[tuple[str, Tensor, Tensor]]:

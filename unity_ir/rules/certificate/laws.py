@@ -68,6 +68,9 @@ Said: TypeAlias = Mapping[str, Any]
 TIMEOUT = 4000
 """Milliseconds a question may take; without an answer the step is refused."""
 
+COMMUTATIVE = ("+", "*")
+"""Functions of two arguments in either order: arithmetic that rounds."""
+
 MOST_BINDERS = 4
 """Bound indices of one scope all of whose orders are compared."""
 
@@ -372,7 +375,8 @@ def _same(one: Factor, other: Factor, facts: Facts) -> bool:
         case Apply(a, these), Apply(b, those) if a == b and len(these) == len(those):
             if a in ("max", "min", "prod"):
                 return _matched(these, those, lambda x, y: _same_scope(x, y, facts))
-            return all(_same_scope(x, y, facts) for x, y in zip(these, those, strict=True))
+            orders = (those, those[::-1]) if a in COMMUTATIVE else (those,)
+            return any(all(_same_scope(x, y, facts) for x, y in zip(these, o, strict=True)) for o in orders)
         case _:
             return False
 

@@ -137,9 +137,13 @@ def goals(
     sample: Mapping[str, int],
     differentiable: bool,
 ) -> Iterator[Goal]:
-    """Yield what has to be shown in a case: of all results and, if `differentiable`, of all gradients."""
-    for pairs in (values, gradients)[: 1 + differentiable]:
-        of = _elaborator(rule, ranks, functions, sample)
+    """
+    Yield what has to be shown in a case: of all results, as they round, too, if the rule is to be exact, and of
+    gradients if `differentiable`.
+    """
+    wanted = ((values, False), (values, True), (gradients, False))
+    for pairs, rounds in (w for w in wanted if (rule.exact or not w[1]) and (differentiable or w[0] is not gradients)):
+        of = _elaborator(rule, ranks, functions, sample, rounds)
         try:
             for claim, left, right in pairs(of, rule, ranks):
                 yield _goal(of, claim, left, right)
@@ -148,14 +152,18 @@ def goals(
 
 
 def _elaborator(
-    rule: Substitution, ranks: Mapping[str, int], functions: Mapping[str, str], sample: Mapping[str, int]
+    rule: Substitution,
+    ranks: Mapping[str, int],
+    functions: Mapping[str, str],
+    sample: Mapping[str, int],
+    rounds: bool = False,
 ) -> Elaborator:
     symbols = {s for s in rule.symbols if not s.startswith("#")}
     symbols |= {f"{p}.{d}" for p, rank in ranks.items() for d in range(rank)}
     if any(sample.get(s, 0) < 2 for s in symbols):
         raise Refused("the sample has no size above 1 for every symbol")
     facts = [*(Constraint(symbol(s) - 1) for s in sorted(symbols)), *(Constraint(c.poly) for c in rule.conditions)]
-    return Elaborator({s: sample[s] for s in symbols}, functions, facts)
+    return Elaborator({s: sample[s] for s in symbols}, functions, facts, rounds)
 
 
 def _goal(of: Elaborator, claim: str, left: Tensor, right: Tensor) -> Goal:

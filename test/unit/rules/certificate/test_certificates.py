@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,56 @@ subst.rule "divided" (%x: [n], %y: [n]) {
   %t = add %z, %s
   yield %t
 }
+
+subst.rule "divided times 0" (%x: [n], %y: [n]) {
+  %z = scale %y {by = 0.0}
+  yield %z
+} to {
+  %r = reciprocal %x
+  %z = scale %r {by = 0.0}
+  yield %z
+}
+
+subst.rule "divided in both branches" (%c: bool [n], %x: [n], %y: [n]) {
+  %q = div %y, %x
+  %z = scale %x {by = 0.0}
+  %s = select %c, %q, %z
+  yield %s
+} to {
+  %z = scale %x {by = 0.0}
+  %s = select %c, %y, %z
+  %q = div %s, %x
+  yield %q
+}
+
+subst.rule "another dim at 3 dims" (%x: [a.., n, m, k, k], %y: [k]) {
+  %p = mul %x, %y
+  %q = reduce_sum %p {dim = 2*#a}
+  yield %q
+} to {
+  %p = reduce_sum %x {dim = 2*#a}
+  %q = mul %p, %y
+  yield %q
+}
+
+subst.rule "rounded otherwise" (%x: [a..], %y: [a..], %z: [a..]) attributes {exact} {
+  %p = add %x, %y
+  %q = add %p, %z
+  yield %q
+} to {
+  %p = add %y, %z
+  %q = add %x, %p
+  yield %q
+}
+
+subst.rule "summed in another order" (%x: [n, m]) attributes {exact} {
+  %t = transpose %x {perm = [1, 0]}
+  %s = reduce_sum %t {dim = 0, count = 2}
+  yield %s
+} to {
+  %s = reduce_sum %x {dim = 0, count = 2}
+  yield %s
+}
 """
 
 
@@ -219,6 +270,13 @@ def test_a_false_rule_has_no_certificate(rule: Substitution):
         return
     with pytest.raises(Refused):
         check_certificate(rule, certificate)
+
+
+def test_two_inputs_of_one_name_are_refused():
+    (rule,) = (r for r in parse_rules(FALSE) if r.name == "divided")
+    same = replace(rule, inputs=tuple(replace(i, name="x") for i in rule.inputs))
+    with pytest.raises(Refused, match="one name"):
+        check_certificate(same, {"gradients": False, "cases": []})
 
 
 def test_values_alone_have_a_certificate_that_says_so():
