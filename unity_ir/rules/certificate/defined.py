@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from unity_ir.rules.certificate.laws import Facts, follows, impossible, same_domain, same_factors, symbols_of
 from unity_ir.rules.certificate.scalars import nonempty
-from unity_ir.rules.certificate.terms import BRANCHES, Apply, Constraint, Factor, Form, Mono, Number, Refused, as_poly
-from unity_ir.rules.poly import number
+from unity_ir.rules.certificate.terms import (
+    BRANCHES,
+    Apply,
+    Constraint,
+    Factor,
+    Form,
+    Mono,
+    Number,
+    Refused,
+    as_poly,
+    substituted,
+)
+from unity_ir.rules.poly import number, symbol
 
 CASES = 6
 """Guards that are looked at case by case."""
@@ -32,7 +44,9 @@ def require_defined(target: Form, source: Form, facts: Facts, looked_at: Sequenc
     for one in _occurrences(target, facts, looked_at):
         if _is_number(one.applied, one.facts) or impossible(one.facts):
             continue
-        alike = [[c for c in o.facts if not follows(c, one.facts)] for o in known if _covers(o, one)]
+        alike = [
+            [c for c in o.facts if not follows(c, one.facts)] for s in known for o in _at(s, one) if _covers(o, one)
+        ]
         if [] in alike:
             continue
         free = [c for missing in alike for c in missing if c.poly.symbols <= symbols_of(facts)]
@@ -47,7 +61,10 @@ def require_defined(target: Form, source: Form, facts: Facts, looked_at: Sequenc
 def _is_number(applied: Apply, facts: Facts) -> bool:
     if applied.function in EXTREMES:
         return any(nonempty(p, lambda c: follows(c, facts)) for p in applied.arguments)
-    return applied.function != "pow" and _above_zero(applied.arguments[0].body, facts)
+    if applied.function == "pow":
+        exponent = as_poly(applied.arguments[1].body)
+        return exponent is not None and exponent.constant is not None and exponent.constant >= 0
+    return _above_zero(applied.arguments[0].body, facts)
 
 
 @dataclass(frozen=True)
@@ -59,6 +76,28 @@ class _Occurrence:
     """What holds there."""
     branches: tuple[Apply, ...]
     """Conditions of the branches of `where` that it is in."""
+    binders: tuple[str, ...]
+    """Indices that it is computed for each value of."""
+
+
+def _at(source: _Occurrence, target: _Occurrence) -> Iterator[_Occurrence]:
+    """Yield an occurrence in the source at indices of one in the target: it is computed for each value of its own."""
+    used = [b for b in source.binders if b in source.applied.free | symbols_of(source.facts)]
+    indices = sorted(s for s in symbols_of(target.facts) if "#" in s) if len(used) <= MOST_INDICES else []
+    for chosen in permutations(indices, len(used)) if used else [()]:
+        values = {b: symbol(s) for b, s in zip(used, chosen, strict=True)}
+        try:
+            applied, *branches = (substituted(f, values) for f in (source.applied, *source.branches))
+        except Refused:
+            continue
+        facts = frozenset(c.substitute(values) for c in source.facts)
+        made = tuple(b for b in branches if isinstance(b, Apply))
+        if isinstance(applied, Apply):
+            yield _Occurrence(applied, facts, made, ())
+
+
+MOST_INDICES = 3
+"""Indices of an occurrence for which those of another are tried."""
 
 
 def _covers(source: _Occurrence, target: _Occurrence) -> bool:
@@ -73,7 +112,11 @@ def _covers(source: _Occurrence, target: _Occurrence) -> bool:
 
 
 def _occurrences(
-    form: Form, facts: Facts, looked_at: Sequence[str], branches: tuple[Apply, ...] = ()
+    form: Form,
+    facts: Facts,
+    looked_at: Sequence[str],
+    branches: tuple[Apply, ...] = (),
+    binders: tuple[str, ...] = (),
 ) -> Iterator[_Occurrence]:
     """Yield each of some functions, with what holds where it is computed."""
     for mono in form:
@@ -83,9 +126,10 @@ def _occurrences(
             if isinstance(f, Apply):
                 inside = branches if f in chosen else chosen
                 if f.function in looked_at:
-                    yield _Occurrence(f, here, inside)
+                    yield _Occurrence(f, here, inside, binders + mono.binders)
                 for a in f.arguments:
-                    yield from _occurrences(a.body, here | a.domain, looked_at, inside)
+                    own = binders + mono.binders + a.binders
+                    yield from _occurrences(a.body, here | a.domain, looked_at, inside, own)
 
 
 def _above_zero(form: Form, facts: Facts) -> bool:

@@ -520,8 +520,13 @@ def _fraction(value: float) -> Fraction:
 
 
 def named(name: str, shape: Position, dtype: str) -> Tensor:
-    """Return the symbolic tensor of an input."""
-    return Tensor(shape, lambda at: of_factor(Read(name, at)), dtype)
+    """Return the symbolic tensor of an input; one of conditions has elements that are 0 or 1."""
+
+    def element(at: Position) -> Form:
+        value = of_factor(Read(name, at))
+        return call("as bool", value) if dtype == "bool" else value
+
+    return Tensor(shape, element, dtype)
 
 
 def inputs(rule: Substitution, ranks: Mapping[str, int]) -> dict[str, Tensor]:

@@ -19,6 +19,9 @@ the form that equals it. `replay` applies them at any depth. Questions about int
 | `number` | an integer, and the sum of products of its symbols | |
 | `guard` | a comparison of integers as a value, and as a constraint | |
 | `repeat` | a condition's square, and the condition | |
+| `exclude` | a > b and a = b at once, and 0 | |
+| `square` | abs(x) abs(x) and x x; sqrt(x) sqrt(x) and abs(x) | |
+| `inverse` | exp(x) exp(-x) and 1; n / n of an integer and 1 | n > 0 |
 | `scalar` | a function's value, by an axiom of `scalars` | |
 """
 
@@ -32,6 +35,7 @@ from importlib import import_module
 from itertools import permutations
 from typing import Any, TypeAlias
 
+from unity_ir.rules.certificate.comparisons import TRUTH
 from unity_ir.rules.certificate.elaborate import COMPARISONS
 from unity_ir.rules.certificate.scalars import SCALARS
 from unity_ir.rules.certificate.terms import (
@@ -46,6 +50,7 @@ from unity_ir.rules.certificate.terms import (
     Scope,
     as_poly,
     box,
+    call,
     constant,
     exchanged,
     of_factor,
@@ -57,7 +62,6 @@ from unity_ir.rules.certificate.terms import (
     times,
 )
 from unity_ir.rules.poly import Poly, product, symbol
-from unity_ir.tdl.functions import CONDITIONS
 
 z3: Any = import_module("z3")  # Its types are not known.
 
@@ -68,8 +72,8 @@ Said: TypeAlias = Mapping[str, Any]
 TIMEOUT = 4000
 """Milliseconds a question may take; without an answer the step is refused."""
 
-COMMUTATIVE = ("+", "*")
-"""Functions of two arguments in either order: arithmetic that rounds."""
+COMMUTATIVE = ("+", "*", "eq", "ne")
+"""Functions of two arguments in either order."""
 
 MOST_BINDERS = 4
 """Bound indices of one scope all of whose orders are compared."""
@@ -298,14 +302,50 @@ def _scalar(mono: Mono, facts: Facts, said: Said) -> Form:
 def _repeat(mono: Mono, facts: Facts, said: Said) -> Form:
     factor, other = one_of(mono.factors, said["factor"]), one_of(mono.factors, said["other"])
     alike = same_factors((factor,), (other,), facts | mono.domain)
-    if (
-        said["factor"] == said["other"]
-        or not isinstance(factor, Apply)
-        or factor.function not in CONDITIONS
-        or not alike
-    ):
+    if said["factor"] == said["other"] or not isinstance(factor, Apply) or factor.function not in TRUTH or not alike:
         raise Refused(f"{factor} is not twice the same condition")
     return (_dropped(mono, said["factor"]),)
+
+
+def _exclude(mono: Mono, facts: Facts, said: Said) -> Form:
+    above, equal = one_of(mono.factors, said["above"]), one_of(mono.factors, said["equal"])
+    match above, equal:
+        case Apply("gt", arguments), Apply("eq"):
+            if same_factors((Apply("eq", arguments),), (equal,), facts | mono.domain):
+                return ()
+        case _:
+            pass
+    raise Refused(f"{above} and {equal} do not exclude each other")
+
+
+def _square(mono: Mono, facts: Facts, said: Said) -> Form:
+    factor, other = one_of(mono.factors, said["factor"]), one_of(mono.factors, said["other"])
+    alike = same_factors((factor,), (other,), facts | mono.domain)
+    if said["factor"] == said["other"] or not isinstance(factor, Apply) or not alike:
+        raise Refused(f"{factor} is not there twice")
+    (x,) = (a.body for a in factor.arguments)
+    rest = exchanged(mono.factors, max(said["factor"], said["other"]), ())
+    value = {"abs": lambda: times(x, x), "sqrt": lambda: call("abs", x)}.get(factor.function)
+    if value is None:
+        raise Refused(f"{factor} has no square")
+    return times((replace(mono, factors=exchanged(rest, min(said["factor"], said["other"]), ())),), value())
+
+
+def _inverse(mono: Mono, facts: Facts, said: Said) -> Form:
+    factor, other = one_of(mono.factors, said["factor"]), one_of(mono.factors, said["other"])
+    here = facts | mono.domain
+    match factor, other:
+        case Apply("exp", (x,)), Apply("exp", (y,)):
+            one = of_factor(Apply("", (x,))), of_factor(Apply("", (replace(y, body=scaled(y.body, -1)),)))
+            inverse = same_factors(one[0][0].factors, one[1][0].factors, here)
+        case Number(n), Apply("recip", (x,)):
+            inverse = as_poly(x.body) == n and follows(Constraint(n - 1), here)
+        case _:
+            inverse = False
+    if not inverse or said["factor"] == said["other"]:
+        raise Refused(f"{factor} is not shown to be 1 / {other}")
+    first, last = sorted((said["factor"], said["other"]))
+    return (_dropped(_dropped(mono, last), first),)
 
 
 MONOMIALS: Mapping[str, Callable[[Mono, Facts, Said], Form]] = {
@@ -322,6 +362,9 @@ MONOMIALS: Mapping[str, Callable[[Mono, Facts, Said], Form]] = {
     "guard": _guard,
     "scalar": _scalar,
     "repeat": _repeat,
+    "exclude": _exclude,
+    "square": _square,
+    "inverse": _inverse,
 }
 """Laws of monomials, by name."""
 

@@ -5,28 +5,28 @@ a constraint on integers holds there, and returns the form that equals it, or re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import TypeAlias
 
+from unity_ir.rules.certificate.comparisons import COMPARED
 from unity_ir.rules.certificate.terms import (
     REDUCERS,
     Apply,
+    Axiom,
     Constraint,
+    Factor,
     Form,
+    Holds,
     Mono,
-    Number,
     Refused,
     Scope,
     call,
     constant,
     of_factor,
     scaled,
+    times,
 )
 from unity_ir.rules.poly import Poly, symbol
-
-Holds: TypeAlias = Callable[[Constraint], bool]
-Axiom: TypeAlias = Callable[[Apply, Holds], Form]
 
 
 def _argument(of: Apply, function: str) -> Form:
@@ -84,14 +84,11 @@ def _recip(of: Apply, holds: Holds) -> Form:
     mono = _one(_argument(of, "recip"))
     if not mono.coefficient:
         raise Refused("0 has no reciprocal")
-    return (Mono(1 / mono.coefficient, (), frozenset(), tuple(_over(f) for f in mono.factors)),)
+    return (Mono(1 / mono.coefficient, (), frozenset(), tuple(_applied("recip", f) for f in mono.factors)),)
 
 
-def _over(factor: Apply | Number | object) -> Apply:
-    (mono,) = call("recip", of_factor(factor))  # pyright: ignore[reportArgumentType]
-    (made,) = mono.factors
-    assert isinstance(made, Apply)
-    return made
+def _applied(function: str, factor: Factor) -> Apply:
+    return Apply(function, (Scope((), frozenset(), of_factor(factor)),))
 
 
 def _relu_sign(of: Apply, holds: Holds) -> Form:
@@ -170,6 +167,124 @@ def nonempty(part: Scope, holds: Holds) -> bool:
     return all(holds(Constraint(high - low)) for lows, highs in bounds.values() for low in lows for high in highs)
 
 
+def _constant_extreme(of: Apply, holds: Holds) -> Form:
+    """A maximum of one value, as often as there are indices, is that value, if there are any."""
+    if of.function not in ("max", "min") or len(of.arguments) != 1:
+        raise Refused(f"{of} is no maximum over one set")
+    (part,) = of.arguments
+    if any(not m.free.isdisjoint(part.binders) for m in part.body) or not nonempty(part, holds):
+        raise Refused(f"{of} is of several values, or of none")
+    return part.body
+
+
+def _repeated(of: Apply, holds: Holds) -> Form:
+    """A maximum does not ask how often a value is among those it is of."""
+    parts = tuple(dict.fromkeys(of.arguments))
+    if of.function not in ("max", "min") or len(parts) == len(of.arguments):
+        raise Refused(f"{of} is of no set twice")
+    return of_factor(Apply(of.function, parts))
+
+
+def _scaled_extreme(of: Apply, holds: Holds) -> Form:
+    """The maximum of c x is c times that of x for c above 0, and c times the minimum of x for c below 0."""
+    other = {"max": "min", "min": "max"}.get(of.function)
+    by = {m.coefficient for p in of.arguments for m in p.body}
+    if other is None or len(by) != 1 or any(len(p.body) != 1 for p in of.arguments) or 0 in by:
+        raise Refused(f"{of} is of no multiples")
+    (c,) = by
+    parts = tuple(Scope(p.binders, p.domain, scaled(p.body, 1 / c)) for p in of.arguments)
+    return scaled(of_factor(Apply(of.function if c > 0 else other, parts)), c)
+
+
+def _exp_sum(of: Apply, holds: Holds) -> Form:
+    """exp(a + b) = exp(a) exp(b), and exp(0) = 1."""
+    found = constant(1)
+    for mono in _argument(of, "exp"):
+        found = times(found, call("exp", (mono,)))
+    return found
+
+
+def _inside(of: Apply, outer: str, inner: str) -> Form:
+    """Return the x of `outer(inner(x))`."""
+    mono = _one(_argument(of, outer))
+    match mono.factors:
+        case (Apply(function, (x,)),) if function == inner and mono.coefficient == 1:
+            return x.body
+        case _:
+            raise Refused(f"{of} is no {outer} of a {inner}")
+
+
+def _over_exp(of: Apply, holds: Holds) -> Form:
+    """1 / exp(x) = exp(-x)."""
+    return call("exp", scaled(_inside(of, "recip", "exp"), -1))
+
+
+def _over_over(of: Apply, holds: Holds) -> Form:
+    """1 / (1 / x) = x, wherever that is a number."""
+    return _inside(of, "recip", "recip")
+
+
+def _log_exp(of: Apply, holds: Holds) -> Form:
+    """log(exp(x) exp(y)) = x + y."""
+    mono = _one(_argument(of, "log"))
+    exponents = [f.arguments[0].body for f in mono.factors if isinstance(f, Apply) and f.function == "exp"]
+    if mono.coefficient != 1 or len(exponents) != len(mono.factors):
+        raise Refused(f"{of} is no logarithm of exponentials")
+    return tuple(m for x in exponents for m in x)
+
+
+def _power(of: Apply, holds: Holds) -> Form:
+    """Powers of small integers are products, or 1 over them; exp(x) to the power of y is exp(x y)."""
+    if of.function != "pow":
+        raise Refused(f"{of} is no power")
+    x, exponent = (a.body for a in of.arguments)
+    value = _number(exponent)
+    if value is None:
+        mono = _one(x)
+        match mono.factors:
+            case (Apply("exp", (inner,)),) if mono.coefficient == 1:
+                return call("exp", times(inner.body, exponent))
+            case _:
+                raise Refused(f"{of} is no power of a small integer")
+    if abs(value) == Fraction(1, 2):
+        found = call("sqrt", x)
+    elif value.denominator == 1 and abs(value) <= MOST_FACTORS:
+        found = constant(1)
+        for _ in range(abs(value.numerator)):
+            found = times(found, x)
+    else:
+        raise Refused(f"{of} is no power of a small integer")
+    return found if value >= 0 else call("recip", found)
+
+
+MOST_FACTORS = 4
+"""The largest exponent that is written out."""
+
+
+def _number(form: Form) -> Fraction | None:
+    """Return the number that a form is; None if it is none."""
+    if any(m.factors or m.binders or m.domain for m in form):
+        return None
+    return sum((m.coefficient for m in form), Fraction(0))
+
+
+def _rsqrt(of: Apply, holds: Holds) -> Form:
+    """rsqrt(x) = 1 / sqrt(x)."""
+    return call("recip", call("sqrt", _argument(of, "rsqrt")))
+
+
+def _of_square(of: Apply, holds: Holds) -> Form:
+    """sqrt(x x) = abs(x), and abs(x x) = x x."""
+    mono = _one(_argument(of, of.function if of.function == "abs" else "sqrt"))
+    once = list(dict.fromkeys(mono.factors))
+    if mono.coefficient != 1 or any(mono.factors.count(f) % 2 for f in once):
+        raise Refused(f"{of} is not of a square")
+    half = tuple(f for f in once for _ in range(mono.factors.count(f) // 2))
+    if of.function == "abs":
+        return (mono,)
+    return (Mono(Fraction(1), (), frozenset(), tuple(_applied("abs", f) for f in half)),)
+
+
 SCALARS: Mapping[str, Axiom] = {
     "if": _if,
     "if not": _if_not,
@@ -182,5 +297,16 @@ SCALARS: Mapping[str, Axiom] = {
     "maximum of maxima": _flat,
     "maximum of one": _only,
     "relu of maximum": _relu_inside,
+    "maximum of a constant": _constant_extreme,
+    "maximum of repeated values": _repeated,
+    "maximum of multiples": _scaled_extreme,
+    "exponential of a sum": _exp_sum,
+    "reciprocal of an exponential": _over_exp,
+    "reciprocal of a reciprocal": _over_over,
+    "logarithm of exponentials": _log_exp,
+    "power": _power,
+    "rsqrt": _rsqrt,
+    "of a square": _of_square,
+    **COMPARED,
 }
 """Axioms by name."""

@@ -9,7 +9,7 @@ terms are made, which is all that the laws of commutative rings are used for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -142,6 +142,12 @@ class Mono:
 
 
 Form: TypeAlias = tuple[Mono, ...]
+
+Holds: TypeAlias = Callable[[Constraint], bool]
+"""Whether a constraint on integers holds at some place."""
+
+Axiom: TypeAlias = Callable[[Apply, Holds], Form]
+"""From a function's value, and what holds there, to the form that equals it; raises `Refused`."""
 
 
 def _over(binders: tuple[str, ...], domain: frozenset[Constraint]) -> str:

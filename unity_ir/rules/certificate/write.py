@@ -16,6 +16,7 @@ from random import Random
 from typing import Any
 
 from unity_ir.errors import UnityError
+from unity_ir.rules.certificate.comparisons import TRUTH
 from unity_ir.rules.certificate.elaborate import COMPARISONS
 from unity_ir.rules.certificate.laws import (
     MOST_BINDERS,
@@ -45,7 +46,6 @@ from unity_ir.rules.poly import ONE, ZERO, Poly, exact_quotient, symbol
 from unity_ir.rules.proof.cases import sample_at
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.sides import parameters, sides
-from unity_ir.tdl.functions import CONDITIONS
 
 MOST_CASES = 64
 """Cases one difference may be split into."""
@@ -275,20 +275,29 @@ class _Search:
 
     def scalars(self, here: list[int], mono: Mono, facts: Facts) -> bool:
         """Use an axiom of scalar functions."""
+        applied = [(place, f) for place, f in enumerate(mono.factors) if isinstance(f, Apply)]
         for place, f in enumerate(mono.factors):
-            for other in range(place):
-                if (
-                    isinstance(f, Apply)
-                    and f.function in CONDITIONS
-                    and self.do("repeat", here, factor=place, other=other)
-                ):
+            for other, g in applied:
+                if (isinstance(f, Number) and g.function == "recip") or (isinstance(f, Apply) and f.function == "exp"):
+                    if place != other and self.do("inverse", here, factor=place, other=other):
+                        return True
+        for place, f in applied:
+            for other, g in applied:
+                if f.function == "gt" and g.function == "eq" and self.do("exclude", here, above=place, equal=other):
                     return True
-        return any(
-            self.do("scalar", here, factor=place, axiom=axiom)
-            for place, f in enumerate(mono.factors)
-            if isinstance(f, Apply)
-            for axiom in SCALARS
-        )
+                law = "repeat" if f.function in TRUTH else "square" if f.function in ("abs", "sqrt") else None
+                if law and f.function == g.function and other < place:
+                    if self.do(law, here, factor=place, other=other):
+                        return True
+        for place, f in applied:
+            for axiom in SCALARS:
+                if axiom == "trichotomy" and f.function == "gt":
+                    # Of the two ways to write it, that which begins with the lesser text.
+                    if text(f.arguments[0].body) <= text(f.arguments[1].body):
+                        continue
+                if self.do("scalar", here, factor=place, axiom=axiom):
+                    return True
+        return False
 
     def pins(self, here: list[int], mono: Mono, facts: Facts) -> bool:
         """Put in the value of an index that an equation gives, or take an equation apart by digits."""
