@@ -24,6 +24,8 @@ from unity_ir.rules.proof.obligations import obligations
 from unity_ir.rules.proof.prove import Proof, prove
 from unity_ir.rules.text import rule_text, side_text
 from unity_ir.rules.trust import LIBRARY, digest, verdicts_text
+from unity_ir.tools.certificates import SUBCOMMANDS as CERTIFICATES
+from unity_ir.tools.certificates import certify
 
 Subcommand = tuple[str, Callable[[ArgumentParser], None], Callable[[Namespace], int]]
 """
@@ -123,6 +125,7 @@ def _check_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--write", type=Path, metavar="FILE", help=f"write the verdicts on the library's rules: its {LIBRARY}"
     )
+    parser.add_argument("--certificates", action="store_true", help="have each proof checked by the small checker, too")
 
 
 def _check(options: Namespace) -> int:
@@ -142,6 +145,10 @@ def _check(options: Namespace) -> int:
         found["parallelization of operators"] += [(f"{o.operator}: {o.about}", o.proof) for o in obligations(operator)]
     failed = [(name, proof) for those in found.values() for name, proof in those if not proof.trainable]
     counts = {what: dict(Counter(p.verdict for _, p in those)) for what, those in found.items()}
+    if options.certificates:
+        certified, without = certify(proofs)
+        counts["certificates"] = {what: n for what, n in certified.items() if n}
+        failed += without
     seconds = perf_counter() - begin
     if options.json:
         names = [{"name": name, "verdict": p.verdict, "detail": p.detail} for name, p in failed]
@@ -160,5 +167,6 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "show": ("print a rule, and whether it is proved", _show_options, _show),
     "prove": ("prove the rules of a file", _prove_options, _prove),
     "check": ("prove the library and all parallelization rules again", _check_options, _check),
+    **CERTIFICATES,
 }
 """The subcommands of `unity-rules` on rules of the library or of a file, by name."""

@@ -99,3 +99,30 @@ def test_rules_of_a_file_are_proved_or_not(tmp_path: Path, capsys: pytest.Captur
 def test_what_is_not_there_is_said(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(arguments) == 1
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_certificates_are_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rules, found = tmp_path / "rules.pcg", tmp_path / "certificates.json"
+    assert main([*GENERATE, "-o", str(rules)]) == 0
+    assert main(["certify", "--file", str(rules), "-o", str(found)]) == 0
+    assert capsys.readouterr().out.endswith("2 of 2 rules have certificates\n")
+    assert main(["verify", str(found), "--file", str(rules)]) == 0
+    assert capsys.readouterr().out == "2 values and gradients\n"
+    certificates = json.loads(found.read_text())
+    certificates["transpose-relu"] = certificates.pop("transpose-transpose")
+    found.write_text(json.dumps(certificates))
+    assert main(["verify", str(found), "--file", str(rules)]) == 1
+    out = capsys.readouterr().out
+    assert "transpose-transpose: it has none\n" in out
+    assert out.endswith("2 refused\n")
+
+
+def test_what_is_no_certificate_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    found = tmp_path / "certificates.json"
+    for text, message in (("{", "no JSON"), ("[]", "not what unity-rules certify writes")):
+        found.write_text(text)
+        assert main(["verify", str(found)]) == 1
+        assert message in capsys.readouterr().err
+    found.write_text('{"merge-matmuls": 3}')
+    assert main(["verify", str(found)]) == 1
+    assert "merge-matmuls: incomplete" in capsys.readouterr().out

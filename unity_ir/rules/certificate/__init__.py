@@ -1,0 +1,1 @@
+"""Certificates of substitutions: proofs as plain data, and the small checker that replays them."""
