@@ -10,6 +10,7 @@ import pytest
 
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
+from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
@@ -127,3 +128,12 @@ def test_parts_of_a_product_are_products_with_parts_of_the_weight(products: tupl
 
 def seconds_as_emitted(found: SearchResult) -> float:
     return as_emitted(found.graph, found.cost.machine, Optimizer())[0]
+
+
+def test_every_baseline_of_the_graph_without_rewrites_counts_where_that_graph_wins():
+    """Tofu's plan is faster than data parallelism's, which is faster than the best one of products taken apart."""
+    machine, optimizer = load("dgx-h100:1"), Optimizer("adam")
+    plans = [run(from_text("gpt2,batch=64,layers=2"), machine, name, optimizer) for name in ("joint", "tofu")]
+    joint, tofu = (as_emitted(plan.graph, machine, optimizer)[0] for plan in plans)
+    assert plans[0].derivation == ()
+    assert joint <= tofu

@@ -135,8 +135,7 @@ class Chooser:
             if not result.interrupted:
                 result = self._with_rival(result, found)
             if self.unrewritten_baselines is not None and result.derivation and not result.interrupted:
-                candidates = that_fit(self.unrewritten_baselines())
-                result = self.with_unrewritten(Unbounded.as_is(result), unrewritten(), candidates).or_interrupted()
+                result = self._or_unrewritten(Unbounded.as_is(result), unrewritten()).or_interrupted()
         except KeyboardInterrupt:
             result = replace(result, interrupted=True)
         return result
@@ -150,9 +149,20 @@ class Chooser:
         if self.unrewritten_baselines is None or not chosen.result.derivation or chosen.result.interrupted:
             return chosen
         try:
-            return self.with_unrewritten(chosen, [], that_fit(self.unrewritten_baselines()))
+            return self._or_unrewritten(chosen, [])
         except KeyboardInterrupt:
             return Unbounded.as_is(replace(chosen.result, interrupted=True))
+
+    def _or_unrewritten(self, now: Unbounded, plans: Sequence[PricedPlan]) -> Unbounded:
+        """
+        Return `now` or a faster result for the graph without rewrites: one of `plans`, or a quick baseline; where one
+        of these is faster, also any other baseline of that graph.
+        """
+        quick = [] if self.unrewritten_baselines is None else that_fit(self.unrewritten_baselines())
+        chosen = self.with_unrewritten(now, plans, quick)
+        if chosen is now:
+            return now
+        return self.with_unrewritten(now, plans, that_fit(self.ask_baselines(self.serial)()))
 
     def faster(self, now: Unbounded, other: Unbounded) -> Unbounded:
         """
