@@ -24,8 +24,9 @@ from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.worker import ForkedWorker
 from unity_ir.search.exact.axis_groups import solve
-from unity_ir.search.exchange import exchanging_rows
+from unity_ir.search.exchange import exchanging_rows, most_rows
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
+from unity_ir.search.layouts.exchanged import exchanging
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.offload import ASKED, check_offload
@@ -227,6 +228,7 @@ class _Pipelines:
         self.given = optimizer or graph.optimizer
         self.optimizer = self.given or Optimizer()
         self.micro_batches = micro_batches
+        self.rows = most_rows(self.graph, machine, options.exchange, options.imbalance)
 
     def faster_than(self, result: SearchResult | None) -> SearchResult | None:
         """Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found."""
@@ -246,7 +248,8 @@ class _Pipelines:
 
     def without_limit(self, nothing: None) -> float:
         """Return the seconds of the best plan without stages, were memory unlimited."""
-        return solve(self.graph, self.machine, self.optimizer)[1].seconds
+        with exchanging(self.rows):
+            return solve(self.graph, self.machine, self.optimizer)[1].seconds
 
     def is_faster(self, pipeline: SearchResult, result: SearchResult) -> bool:
         """Return whether a pipeline is faster, as emitted, than another plan."""
@@ -256,6 +259,11 @@ class _Pipelines:
         return as_emitted(result.graph, self.machine, self.optimizer)[0]
 
     def fastest(self, stages: Stages | None, than: float = inf) -> SearchResult | None:
+        """Return what `_fastest` does, of pipelines that may exchange rows of experts."""
+        with exchanging(self.rows):
+            return self._fastest(stages, than)
+
+    def _fastest(self, stages: Stages | None, than: float) -> SearchResult | None:
         """
         Return the fastest pipeline found of the graph as it is and, with the same stages and micro-batches, of it
         rewritten as a few of its layers are best on one part of the machine; its rows of experts exchanged, if that is
