@@ -117,5 +117,6 @@ def test_what_the_search_says_of_its_choice_is_what_the_plan_costs(rows: float):
         assert plan.exchange_rows == most
         assert cost(plan, machine, ADAM).time == pytest.approx(found.seconds, rel=1e-6)
         assert found.bound == pytest.approx(found.seconds, rel=1e-3)
+        assert without_free_moves(found.bound, serial, machine) <= one_by_one(plan, machine) < 1.1 * found.bound
         seconds.append(found.seconds)
     assert seconds[1] < seconds[0]
