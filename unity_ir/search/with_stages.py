@@ -231,15 +231,24 @@ class _Pipelines:
         self.rows = most_rows(self.graph, machine, options.exchange, options.imbalance)
 
     def faster_than(self, result: SearchResult | None) -> SearchResult | None:
-        """Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found."""
+        """
+        Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found. Where
+        one that may exchange rows does not fit, as its buffers overlap, one is looked for whose rows are gathered.
+        """
         seconds = inf if result is None else self._emitted(result)
-        try:
-            other = self.fastest(None, seconds)
-        except UnityError:
-            return None  # no parts, no micro-batches, or none that fits
-        if other is None or needed(other.graph, other.cost, self.optimizer) > self.machine.device.usable:
-            return None
-        return other if result is None or self.is_faster(other, result) else None
+        for rows in dict.fromkeys((self.rows, 0.0)):
+            try:
+                with exchanging(rows):
+                    other = self._fastest(None, seconds)
+            except UnityError:
+                return None  # no parts, no micro-batches, or none that fits
+            if other is None:
+                return None
+            if needed(other.graph, other.cost, self.optimizer) <= self.machine.device.usable:
+                if self.rows and not rows:
+                    other = replace(other, family=f"{other.family}, rows of experts gathered")
+                return other if result is None or self.is_faster(other, result) else None
+        return None
 
     @property
     def is_large(self) -> bool:

@@ -28,12 +28,14 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_graph
 from unity_ir.plan.program import Compute, Program, ReshardMove, RowMove
 from unity_ir.plan.routes import with_routes
-from unity_ir.search import run
+from unity_ir.search import run, with_stages
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.exchange import exchanging_rows
+from unity_ir.search.layouts.exchanged import exchange_rows
 from unity_ir.search.memory.lagrangian import Refused
 from unity_ir.search.pipeline.staged import Stages
-from unity_ir.search.strategies.joint import Joint
+from unity_ir.search.result import SearchResult
+from unity_ir.search.strategies.joint import Joint, JointOptions
 from unity_ir.simulate.report import as_emitted
 
 ADAMW = Optimizer("adamw")
@@ -214,6 +216,25 @@ def test_rows_are_exchanged_in_pipelines_that_are_faster_so():
     found = exchanging_rows(gathers, machine, ADAMW, None)
     assert (found.graph.exchange_rows, found.graph.pipeline) == (inf, gathers.graph.pipeline)
     assert as_emitted(found.graph, machine, ADAMW)[0] < as_emitted(gathers.graph, machine, ADAMW)[0]
+
+
+def test_a_pipeline_gathers_rows_where_none_that_exchanges_them_fits(monkeypatch: pytest.MonkeyPatch):
+    """Searches of pipelines are faked: what is looked for after what is all that counts here."""
+    plan = recipe(graph(), EIGHT, Degrees(ep=8))
+    found = SearchResult("joint", plan, cost(plan, EIGHT, ADAMW), bound=1.0, family="any")
+
+    def fastest(*_: object) -> SearchResult:
+        return replace(found, graph=replace(plan, exchange_rows=exchange_rows()))
+
+    def needed(plan: Graph, *_: object) -> float:
+        return inf if plan.exchange_rows else 0
+
+    monkeypatch.setattr(with_stages._Pipelines, "_fastest", fastest)
+    monkeypatch.setattr(with_stages, "needed", needed)
+    pipelines = with_stages._Pipelines(graph(), EIGHT, JointOptions(), ADAMW, 2)
+    chosen = pipelines.faster_than(None)
+    assert chosen is not None
+    assert (chosen.graph.exchange_rows, chosen.family) == (0, "any, rows of experts gathered")
 
 
 def test_the_joint_search_takes_it_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch):
