@@ -233,7 +233,7 @@ class _Pipelines:
     def faster_than(self, result: SearchResult | None) -> SearchResult | None:
         """
         Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found. Where
-        one that may exchange rows does not fit, as its buffers overlap, one is looked for whose rows are gathered.
+        none fits that may exchange rows, one is looked for whose rows are gathered.
         """
         seconds = inf if result is None else self._emitted(result)
         for rows in dict.fromkeys((self.rows, 0.0)):
@@ -241,7 +241,7 @@ class _Pipelines:
                 with exchanging(rows):
                     other = self._fastest(None, seconds)
             except UnityError:
-                return None  # no parts, no micro-batches, or none that fits
+                continue  # no parts, no micro-batches, or none that fits
             if other is None:
                 return None
             if needed(other.graph, other.cost, self.optimizer) <= self.machine.device.usable:
