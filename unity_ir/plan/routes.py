@@ -102,12 +102,27 @@ def exchanges(program: Program) -> Exchanges:
     rows and their experts are gathered, and what it makes of rows is reduced to where the rows were, by collectives
     over these axes alone whose results nothing else reads.
     """
-    return _Finder(program).found()
+    left_out: set[tuple[Register, ...]] = set()
+    while True:
+        finder = _Finder(program, left_out)
+        found = finder.found()
+        # Rows that are where the experts of one route are cannot be read by way of another.
+        wrong = {
+            results
+            for results, route in found.products.items()
+            if isinstance(product := finder.makers[results[0]], Compute)
+            and any(found.there.get(found.home[r], route) != route for r in _rows_of(product))
+        }
+        if not wrong:
+            return found
+        left_out |= wrong
 
 
 class _Finder:
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, left_out: set[tuple[Register, ...]]):
+        """Leave out the products that make the registers `left_out`."""
         self.program = program
+        self.left_out = left_out
         self.firsts = first_with_values(program)
         self.makers = makers_of(program.body)
         self.readers: dict[Register, list[Instruction]] = defaultdict(list)
@@ -119,7 +134,9 @@ class _Finder:
     def found(self) -> Exchanges:
         products: dict[tuple[Register, ...], Route] = {}
         for i in self.program.body:
-            if isinstance(i, Compute) and i.operator in OF_ROWS and (route := self._route(i)) is not None:
+            if not isinstance(i, Compute) or i.operator not in OF_ROWS or i.results in self.left_out:
+                continue
+            if (route := self._route(i)) is not None:
                 products[i.results] = route
         partial = self._partial(products)
         there, addends, passed = dict(partial), dict[Register, Register](), set[Register]()
