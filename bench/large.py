@@ -36,6 +36,7 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.run import run
+from unity_ir.search.with_stages import run_with_stages
 from unity_ir.simulate.report import as_emitted
 
 ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
@@ -60,6 +61,10 @@ ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("mixtral_8x7b,batch=64", "dgx-h100:8", "joint,imbalance=1.25", {}),
     ("mixtral_8x7b,batch=64", "dgx-h100:8", "degrees,zero=2,ep=8,exchange=true,imbalance=1.25", {}),
     ("qwen3_moe,batch=16", "dgx-h100:2", "joint,imbalance=1.25", {}),
+    ("deepseek_v3,batch=256", "dgx-h100:32", "joint", {"stages": "auto"}),
+    ("deepseek_v3,batch=256,capacity=100", "dgx-h100:32", "joint", {"stages": "auto"}),
+    ("deepseek_v3,batch=1024", "dgx-h100:128", "joint", {"stages": "auto"}),
+    ("deepseek_v3,batch=1024,capacity=100", "dgx-h100:128", "joint", {"stages": "auto"}),
 )
 """Model, machine, strategy, and options of the search; Llamas of 8,192 tokens a sample where no other number is said,
 mixtures of 4,096."""
@@ -70,6 +75,8 @@ PUBLISHED = (
     ("NVIDIA: 8B, batch 128, 8 H100, FSDP, fp8", 14451),
     ("NVIDIA: 70B, batch 256, 64 H100, TP 4, PP 8, fp8", 1664),
     ("torchtitan: 405B, batch 256, 512 H100 of 96 GB, TP 8, PP 8, fp8, interleaved 1F1B", 128),
+    ("NVIDIA: Qwen3-30B-A3B, batch 1,024, 16 H100, EP 16, fp8", 8960),
+    ("NVIDIA: DeepSeek-V3, batch 8,192, 1,024 H100, TP 2, PP 8, EP 64, fp8", 1297),
 )
 """Each published run, and the tokens per second and GPU that were measured."""
 
@@ -100,7 +107,8 @@ def measure(number: int) -> Large:
     start = time.perf_counter()
     serial = from_text(model)
     graph, machine, optimizer = mixed_precision(serial, "bf16"), load(place), Optimizer("adamw")
-    found = run(graph, machine, strategy, optimizer, given, **options)
+    search_plan = run_with_stages if "stages" in options else run
+    found = search_plan(graph, machine, strategy, optimizer, given, **options)
     wall = time.perf_counter() - start
     used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     seconds, _ = as_emitted(found.graph, machine, optimizer)

@@ -33,6 +33,7 @@ from unity_ir.plan.program import (
     most_of_a_device,
     piece_of_line,
 )
+from unity_ir.plan.routes import OF_ROWS
 from unity_ir.plan.saved_softmax import attributes_of_variant
 from unity_ir.plan.schedule import piece_bytes
 from unity_ir.tdl.counts import flops
@@ -105,11 +106,13 @@ def _kernel(
     local = piece_of_line(analysis, assignment, mesh)
     mask = mask_of_operator(name, tuple(t.shape for t in read), attributes, dtypes)
     seen = live_part(attributes) if mask is None else mask.seen(local.extents)
+    # All rows that have arrived pick from the experts of a device: of those of all devices rows go to each alike.
+    picked = local if name in OF_ROWS.values() else analysis.bound
     return Kernel(
         kernel_operator(name, attributes, dtypes),
         (*(size for t in read for size in t.local(mesh)), *local.extents.values()),
         kind_of_operator(name, tuple(t.shape for t in read), attributes, dtypes),
-        int(flops(local, analysis.bound.extents) * seen),
+        int(flops(local, picked.extents) * seen),
         sum(t.bytes(mesh) for t in tensors),
         computes_in(dtypes),
     )

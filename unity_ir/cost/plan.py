@@ -13,22 +13,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 
+import numpy as np
+
 from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.memory import cast_bytes, held, is_master_at_host
+from unity_ir.cost.routes import EXPERTS, exchanged_seconds, product_rows, row_counts
 from unity_ir.cost.time import Kernel, is_measured, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.device import COPIES, Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import FREE, HALO_EXCHANGES
-from unity_ir.pcg.differentiate import nodes_with_gradient, training_step
-from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step
+from unity_ir.pcg.differentiate import nodes_with_gradient
+from unity_ir.pcg.graph import Graph, Node, Value, erase_with, optimizer_of_step
 from unity_ir.pcg.loss_part import has_contraction, loss_part
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move, sum_over
-from unity_ir.pcg.sharding import SUM, Layout, Placement, dual, pins_of, place
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Placement, dual, is_pinned, pins_of, place
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.collective_calls import move_of
@@ -37,7 +40,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.moves import plan_moves
 from unity_ir.plan.program import HaloExchange, ReshardMove
 from unity_ir.plan.rings import BACKWARD_OF, MOST_PIECES, SEQUENCE, can_stay_divided
-from unity_ir.plan.routes import OF_ROWS, with_routes
+from unity_ir.plan.routes import OF_ROWS, is_elementwise, with_routes
 from unity_ir.plan.schedule import communicates
 
 
@@ -65,6 +68,13 @@ class Reshard:
     Whether no device holds what it gathers: it goes around a ring instead (`plan.rings`), or rows of experts are
     exchanged (`plan.routes`).
     """
+    rows: int = 0
+    """Elements of exchanged rows that it leaves on a device, in buffers or, of results, with their tokens."""
+
+    @property
+    def brought(self) -> int:
+        """The elements of the piece that its forward moves leave on a device."""
+        return self.rows or self.forward[-1].elements_after
 
     @property
     def forward_moves(self) -> tuple[tuple[Move, str], ...]:
@@ -101,6 +111,14 @@ class OperatorCost:
     work: Work
     forward: float
     backward: float
+    rows: float = 1.0
+    """How many times the rows of their pieces devices hold of its results, in buffers of exchanged rows."""
+
+    @property
+    def made_bytes(self) -> int:
+        """The bytes that a device holds of its results."""
+        bytes = sum(prod(t.piece_shape) * ELEMENT_BYTES[t.dtype] for t in self.node.types)
+        return bytes if self.rows == 1 else int(bytes * self.rows)
 
 
 @dataclass(frozen=True)
@@ -128,8 +146,8 @@ class PlanCost:
     """Those of them that are activations."""
     exchanging: Callable[[], tuple[tuple[Move, str], ...]] | None = field(default=None, compare=False, repr=False)
     """
-    Returns every move of an iteration where a plan exchanges rows of experts (`plan.routes`), of which `reshards` say
-    nothing; None for other plans. It lowers the step, which takes as long as all else here, and fits need it not.
+    Returns every move of an iteration where a whole step, with its backward, exchanges rows of experts (`plan.routes`),
+    of which `reshards` say nothing then; None for others. It lowers the step, which takes as long as all else here.
     """
 
     @cached_property
@@ -299,6 +317,8 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     memory = held_with = _held(graph, placement, again | part.keys(), weights, left, optimizer)
     if graph.offloads_activations:
         memory = _held(graph, placement, again | part.keys(), weights, left, optimizer, _may_go(graph))
+    if graph.exchange_rows and not explicit:
+        operators, between = _with_rows(operators, between, graph, placement, machine)
     activations_at_host = held_with["activations"] - memory["activations"]
     at_host = activations_at_host + (optimizer.states * memory["gradients"] if optimizer.at_host else 0)
     if any(is_master_at_host(node, optimizer) for node in weights):
@@ -314,13 +334,12 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
         at_host=at_host,
         activations_at_host=activations_at_host,
         additions=_additions(graph, part, with_gradient, machine),
-        exchanging=partial(_exchanging, graph, machine, optimizer) if graph.exchange_rows else None,
+        exchanging=partial(_exchanging, graph, machine) if graph.exchange_rows and explicit else None,
     )
 
 
-def _exchanging(graph: Graph, machine: Machine, optimizer: Optimizer) -> tuple[tuple[Move, str], ...]:
+def _exchanging(step: Graph, machine: Machine) -> tuple[tuple[Move, str], ...]:
     """Return every move between devices of a step, as often as it is done, with rows of experts exchanged."""
-    step = graph if graph.updates else training_step(graph, optimizer, machine.mesh)
     program = with_routes(without_values_at_host(lower(step, machine))[0])
     return tuple(
         (move_of(program, i), program.tensors[i.operand].dtype)
@@ -379,6 +398,108 @@ def _can_be_exchanged(reshard: Reshard, graph: Graph, placement: Placement) -> b
             for user in users
         )
     )
+
+
+def _with_rows(
+    operators: Sequence[OperatorCost],
+    between: Sequence[Reshard],
+    graph: Graph,
+    placement: Placement,
+    machine: Machine,
+) -> tuple[list[OperatorCost], list[Reshard]]:
+    """
+    Return the costs of a forward graph's operators and reshards as they are with rows of experts exchanged: products
+    have the seconds of received rows, and the reshards around them the moves of rows.
+    """
+    serial, serials = erase_with(graph)
+    with_gradient = nodes_with_gradient(serial)
+    known = product_rows(with_gradient)
+    into: dict[tuple[Node, Value], int] = {}
+    out: dict[Value, list[int]] = {}
+    for i, reshard in enumerate(between):
+        out.setdefault(_root(reshard.value), []).append(i)
+        for user in _readers(reshard, graph) if reshard.stays_divided else ():
+            into[user, _root(reshard.value)] = i
+    changed, costs = [*between], {each.node: each for each in operators}
+    buffers: dict[Value, float] = {}
+    for node in [each.node for each in operators if serials[each.node] in known]:
+        axes = tuple(a for a, what in enumerate(placement.assignments[node]) if what == EXPERTS)
+        x, e = (into.get((node, _root(v))) for v in node.operands[::2])
+        results = [i for i in out.get(node.result, []) if any(m.kind not in FREE for m in between[i].forward)]
+        reduced = [_reduced_rows(between[i], axes) for i in results]
+        if x is None or e is None or not all(reduced) or not _divides_rows_alone(node, placement):
+            continue
+        of, rows = serials[node], known[serials[node]]
+        needs = tuple(of in with_gradient and v.node in with_gradient for v in of.operands)
+        variables = tuple(of.analysis.splittable)
+        degrees = np.array([[node.configuration.degrees.get(v, 1) for v in variables]], dtype=np.int64)
+        found = exchanged_seconds(of, needs, rows, variables, degrees, graph.exchange_rows, machine)
+        if found is None:
+            continue
+        ways = prod(placement.mesh.sizes[axis] for axis in axes)
+        pieces = degrees[:, variables.index(str(of.analysis.result_dims[0][0]))]
+        counts = row_counts(of.operands[2], of.operands[1].shape[0], np.array([ways]), pieces, graph.exchange_rows)
+        own, live, buffer = (int(each[0]) for each in (counts.own, counts.live, counts.held))
+        buffers[of.result] = buffer / own
+        costs[node] = replace(
+            costs[node],
+            forward=float(found.forward[0]),
+            backward=float(found.backward[0]),
+            rows=buffer / (own * ways),
+        )
+
+        def move(kind: str, elements: int, of: Node = node, axes: tuple[int, ...] = axes, ways: int = ways) -> Move:
+            roles = (REPEAT, 0) if kind == "return_rows" else (0, REPEAT)
+            return Move(kind, axes, *roles, ways, elements, 0, pins_of(placement.layouts[of.result]))
+
+        width, made = of.operands[0].shape[-1], node.result.shape[-1]
+        changed[e] = replace(between[e], forward=(move("count_rows", ways), move("send_rows", live)), rows=live)
+        if rows.sharers:
+            back = (move("return_rows", live * width),) if between[x].backward else ()
+            changed[x] = replace(
+                between[x], forward=(move("send_rows", live * width),), backward=back, rows=buffer * width
+            )
+        else:
+            changed[x] = replace(between[x], forward=(), backward=())
+        for i in results:
+            there, back = (), ()
+            if rows.is_returned:
+                there = (move("return_rows", live * made),)
+                back = (move("send_rows", live * made),) if between[i].backward else ()
+            changed[i] = replace(between[i], forward=there, backward=back, rows=own * made if there else 0)
+    return _in_buffers(costs.values(), serials, buffers), changed
+
+
+def _reduced_rows(reshard: Reshard, axes: tuple[int, ...]) -> bool:
+    """Return whether a reshard reduces addends along these mesh axes alone to shards of dim 0, and does no more."""
+    moves = [move for move in reshard.forward if move.kind not in FREE]
+    is_reduced = all(move.kind == "reduce_scatter" and move.target == 0 for move in moves)
+    return is_reduced and {*axes} == {axis for move in moves for axis in move.axes}
+
+
+def _divides_rows_alone(product: Node, placement: Placement) -> bool:
+    """Return whether axes that do not divide a product's experts divide nothing but its rows, along dim 0."""
+    first = product.analysis.result_dims[0][0]
+    return all(what in (EXPERTS, first, COPY, REPEAT) or is_pinned(what) for what in placement.assignments[product])
+
+
+def _in_buffers(
+    operators: Iterable[OperatorCost], serials: Mapping[Node, Node], buffers: Mapping[Value, float]
+) -> list[OperatorCost]:
+    """
+    Return operators' costs, of which those that make elements of exchanged rows alone make them in buffers of these.
+    `buffers` has, for the results of products, how many times the rows of a device's own tokens these have.
+    """
+    found, times = list[OperatorCost](), dict(buffers)
+    for each in operators:
+        of = serials[each.node]
+        if of.result not in times if len(of.results) == 1 else False:
+            routes = {times.get(value) for value in of.operands}
+            (rows,) = routes if len(routes) == 1 else (None,)
+            if rows is not None and is_elementwise(of.analysis.bound):
+                times[of.result], each = rows, replace(each, rows=rows)
+        found.append(each)
+    return found
 
 
 def _readers(reshard: Reshard, graph: Graph) -> list[Node]:

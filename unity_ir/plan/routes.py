@@ -33,7 +33,16 @@ from unity_ir.ops import operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.ops.routed import ROUTED_MATMUL, ROUTED_MATMUL_NT, ROUTED_MATMUL_TN
 from unity_ir.ops.routes import ROWS_MATMUL, ROWS_MATMUL_NT, ROWS_MATMUL_TN
-from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, assignment_for, copies_as_repeats, result_layout
+from unity_ir.pcg.sharding import (
+    COPY,
+    REPEAT,
+    Assignment,
+    Layout,
+    assignment_for,
+    copies_as_repeats,
+    is_pinned,
+    result_layout,
+)
 from unity_ir.plan.program import (
     Compute,
     Instruction,
@@ -93,12 +102,27 @@ def exchanges(program: Program) -> Exchanges:
     rows and their experts are gathered, and what it makes of rows is reduced to where the rows were, by collectives
     over these axes alone whose results nothing else reads.
     """
-    return _Finder(program).found()
+    left_out: set[tuple[Register, ...]] = set()
+    while True:
+        finder = _Finder(program, left_out)
+        found = finder.found()
+        # Rows that are where the experts of one route are cannot be read by way of another.
+        wrong = {
+            results
+            for results, route in found.products.items()
+            if isinstance(product := finder.makers[results[0]], Compute)
+            and any(found.there.get(found.home[r], route) != route for r in _rows_of(product))
+        }
+        if not wrong:
+            return found
+        left_out |= wrong
 
 
 class _Finder:
-    def __init__(self, program: Program):
+    def __init__(self, program: Program, left_out: set[tuple[Register, ...]]):
+        """Leave out the products that make the registers `left_out`."""
         self.program = program
+        self.left_out = left_out
         self.firsts = first_with_values(program)
         self.makers = makers_of(program.body)
         self.readers: dict[Register, list[Instruction]] = defaultdict(list)
@@ -110,7 +134,9 @@ class _Finder:
     def found(self) -> Exchanges:
         products: dict[tuple[Register, ...], Route] = {}
         for i in self.program.body:
-            if isinstance(i, Compute) and i.operator in OF_ROWS and (route := self._route(i)) is not None:
+            if not isinstance(i, Compute) or i.operator not in OF_ROWS or i.results in self.left_out:
+                continue
+            if (route := self._route(i)) is not None:
                 products[i.results] = route
         partial = self._partial(products)
         there, addends, passed = dict(partial), dict[Register, Register](), set[Register]()
@@ -139,7 +165,7 @@ class _Finder:
         axes = tuple(axis for axis in range(program.axes) if product.assignment[axis] == "v")
         *rows, chosen = product.operands if product.operator == ROUTED_MATMUL_TN.name else product.operands[::2]
         homes = [self._gathered(r, axes) for r in (*rows, chosen)]
-        if not axes or any(home is None for home in homes):
+        if not axes or any(home is None for home in homes) or not self._divides_rows_alone(product):
             return None
         found = [home for home in homes if home is not None]
         first, dims = found[-1], len(program.tensors[chosen].shape)
@@ -150,6 +176,12 @@ class _Finder:
         self.home.update(zip((*rows, chosen), found, strict=True))
         weights = product.operands[1] if product.operator != ROUTED_MATMUL_TN.name else product.results[0]
         return Route(axes, self.firsts.get(first, first), program.tensors[weights].shape[0])
+
+    def _divides_rows_alone(self, product: Compute) -> bool:
+        """Return whether axes that do not divide a product's experts divide nothing but its rows, along dim 0."""
+        analysis = self.program.analysis(product)
+        first = analysis.operand_dims[analysis.bound.operands[-1].name][0]
+        return all(what in ("v", first, COPY, REPEAT) or is_pinned(what) for what in product.assignment)
 
     def _gathered(self, register: Register, axes: tuple[int, ...]) -> Register | None:
         """Return what a register is gathered from along dim 0, over these mesh axes alone; None if it is not so."""
@@ -214,11 +246,11 @@ class _Finder:
             return None
         layouts = {copies_as_repeats(self.program.tensors[r].layout) for r in (*compute.operands, *compute.results)}
         shapes = {self.program.tensors[r].shape for r in (*compute.operands, *compute.results)}
-        is_alike = len(layouts) == len(shapes) == 1 and _is_elementwise(self.program.analysis(compute).bound)
+        is_alike = len(layouts) == len(shapes) == 1 and is_elementwise(self.program.analysis(compute).bound)
         return routes.pop() if is_alike else None
 
 
-def _is_elementwise(line: Bound) -> bool:
+def is_elementwise(line: Bound) -> bool:
     """Return whether each element of a line's one result is made of the elements at its place alone, wherever it is."""
     (result,) = line.results
 

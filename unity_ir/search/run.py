@@ -23,8 +23,10 @@ from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, without_free_moves
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
+from unity_ir.search.exchange import most_rows
 from unity_ir.search.in_time import in_time
 from unity_ir.search.joint.best_first import Progress
+from unity_ir.search.layouts.exchanged import exchanging
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
@@ -35,6 +37,7 @@ from unity_ir.search.recompute.chosen import check_kind
 from unity_ir.search.recompute.fit import recomputed, same_plan, with_recompute_and_pieces, without_recompute
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
+from unity_ir.search.strategies.joint import JointOptions
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
 from unity_ir.simulate.report import as_emitted
 
@@ -146,6 +149,7 @@ def _run(
         serial = micro_batch(serial, dims, micro_batches)
     budget = budget or Budget()
     own = make_options(chosen, options or {})
+    rows = most_rows(serial, machine, own.exchange, own.imbalance) if isinstance(own, JointOptions) else 0.0
 
     def search(machine: Machine) -> SearchResult:
         try:
@@ -153,7 +157,9 @@ def _run(
                 found = chosen.search(serial, machine, own, SearchContext(optimizer, progress, micro_batches))
         except KeyboardInterrupt:
             found = _at_hand(serial, machine, strategy, optimizer, budget)
-        found = _ended(found, serial, machine, optimizer) if budget.ended else found
+        if budget.ended:
+            with exchanging(rows):
+                found = _ended(found, serial, machine, optimizer)
         return with_offload(found)
 
     def with_offload(found: SearchResult) -> SearchResult:
@@ -208,7 +214,8 @@ def _run(
             elif strategy in WITHIN_MEMORY and pieces is None and not result.interrupted:
                 result = _with_loss_pieces(result, machine, optimizer)
             if strategy in WITHIN_MEMORY and result.bound is None and not result.interrupted:
-                result = _bounded(result, machine, optimizer)
+                with exchanging(rows):
+                    result = _bounded(result, machine, optimizer)
         else:
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)
@@ -238,10 +245,10 @@ def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer) -> Se
     """
     Return the result of a search that has put something at the host with a lower bound on all plans of its graph,
     whatever memory they take: what is at the host changes neither kernels nor moves between devices. Bounds are of
-    plans that gather rows of experts, and that make the loss whole; others are returned as they are.
+    plans that make the loss whole; others are returned as they are.
     """
     plan = result.graph
-    if plan.offload == "none" or plan.exchange_rows or plan.loss_pieces > 1:
+    if plan.offload == "none" or plan.loss_pieces > 1:
         return result
     with own_budget():
         try:

@@ -24,8 +24,9 @@ from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.worker import ForkedWorker
 from unity_ir.search.exact.axis_groups import solve
-from unity_ir.search.exchange import exchanging_rows
+from unity_ir.search.exchange import exchanging_rows, most_rows
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
+from unity_ir.search.layouts.exchanged import exchanging
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.offload import ASKED, check_offload
@@ -227,17 +228,27 @@ class _Pipelines:
         self.given = optimizer or graph.optimizer
         self.optimizer = self.given or Optimizer()
         self.micro_batches = micro_batches
+        self.rows = most_rows(self.graph, machine, options.exchange, options.imbalance)
 
     def faster_than(self, result: SearchResult | None) -> SearchResult | None:
-        """Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found."""
+        """
+        Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found. Where
+        none fits that may exchange rows, one is looked for whose rows are gathered.
+        """
         seconds = inf if result is None else self._emitted(result)
-        try:
-            other = self.fastest(None, seconds)
-        except UnityError:
-            return None  # no parts, no micro-batches, or none that fits
-        if other is None or needed(other.graph, other.cost, self.optimizer) > self.machine.device.usable:
-            return None
-        return other if result is None or self.is_faster(other, result) else None
+        for rows in dict.fromkeys((self.rows, 0.0)):
+            try:
+                with exchanging(rows):
+                    other = self._fastest(None, seconds)
+            except UnityError:
+                continue  # no parts, no micro-batches, or none that fits
+            if other is None:
+                return None
+            if needed(other.graph, other.cost, self.optimizer) <= self.machine.device.usable:
+                if self.rows and not rows:
+                    other = replace(other, family=f"{other.family}, rows of experts gathered")
+                return other if result is None or self.is_faster(other, result) else None
+        return None
 
     @property
     def is_large(self) -> bool:
@@ -246,7 +257,8 @@ class _Pipelines:
 
     def without_limit(self, nothing: None) -> float:
         """Return the seconds of the best plan without stages, were memory unlimited."""
-        return solve(self.graph, self.machine, self.optimizer)[1].seconds
+        with exchanging(self.rows):
+            return solve(self.graph, self.machine, self.optimizer)[1].seconds
 
     def is_faster(self, pipeline: SearchResult, result: SearchResult) -> bool:
         """Return whether a pipeline is faster, as emitted, than another plan."""
@@ -256,6 +268,11 @@ class _Pipelines:
         return as_emitted(result.graph, self.machine, self.optimizer)[0]
 
     def fastest(self, stages: Stages | None, than: float = inf) -> SearchResult | None:
+        """Return what `_fastest` does, of pipelines that may exchange rows of experts."""
+        with exchanging(self.rows):
+            return self._fastest(stages, than)
+
+    def _fastest(self, stages: Stages | None, than: float) -> SearchResult | None:
         """
         Return the fastest pipeline found of the graph as it is and, with the same stages and micro-batches, of it
         rewritten as a few of its layers are best on one part of the machine; its rows of experts exchanged, if that is

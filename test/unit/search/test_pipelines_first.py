@@ -81,7 +81,7 @@ def test_half_of_the_budget_is_left_to_plans_without_stages(monkeypatch: pytest.
             budgets.append(work_done())
             spend(1e9)
 
-    monkeypatch.setattr(with_stages._Pipelines, "fastest", endless)
+    monkeypatch.setattr(with_stages._Pipelines, "_fastest", endless)
     budget = Budget()
     found = run_with_stages(graph, machine, optimizer=OPTIMIZER, stages="auto", budget=budget)
     assert found.graph.pipeline is None

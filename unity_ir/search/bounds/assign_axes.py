@@ -9,7 +9,7 @@ at once, by elimination, so that resharding costs least.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
 
 import numpy as np
@@ -33,6 +33,7 @@ from unity_ir.plan.moves import plan_moves
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.axes import AxisGroup, Floats, Ints
+from unity_ir.search.layouts.exchanged import exchanges_rows
 from unity_ir.search.layouts.limits import limits
 
 
@@ -146,7 +147,9 @@ class _AxisAssignment:
         found = {key: as_layout(way) for key, way in chosen.items() if isinstance(key, Value)}
         rests = {key.value: as_layout(way) for key, way in chosen.items() if isinstance(key, _Rest)}
         assignments = {key: way for key, way in chosen.items() if isinstance(key, Node)}
-        return materialise(self.serial, assignments, self.solver.spaces.machine.mesh, {**found, **rests}, found)
+        made = materialise(self.serial, assignments, self.solver.spaces.machine.mesh, {**found, **rests}, found)
+        rows = self.solver.spaces.exchange_rows
+        return replace(made, exchange_rows=rows) if exchanges_rows(assignments.values()) else made
 
     def _factors(self) -> Iterator[Factor]:
         for key in self.numbers:

@@ -18,13 +18,14 @@ from math import factorial, prod
 import numpy as np
 
 from unity_ir.pcg.graph import Node, Value
-from unity_ir.pcg.sharding import COPY, REPEAT, SUM, operand_role, result_role
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM
 from unity_ir.search.exact.elimination import every
 from unity_ir.search.exact.factor_graph import NOWHERE, DenseCost, Edge, FactorGraph, Port, port
 from unity_ir.search.exact.shared_moves import ScaledCost
 from unity_ir.search.exact.solver import FactorGraphBuilder
 from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import AxisGroup, Counts, Floats, Ints
+from unity_ir.search.layouts.exchanged import made_role, needed_role
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.operator_table import OperatorTable
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
@@ -204,7 +205,7 @@ class _AxisOrders:
                 if builder.relayed(value) or not value.node.is_leaf:
                     yield (
                         self._made(value),
-                        self._at(node, value, [operand_role(node.analysis, i, r) for r in self._table(node).roles]),
+                        self._at(node, value, [needed_role(node.analysis, i, r) for r in self._table(node).roles]),
                     )
             for value in node.results:
                 if builder.relayed(value):
@@ -218,7 +219,7 @@ class _AxisOrders:
 
     def _by_operator(self, value: Value) -> _End:
         node = value.node
-        return self._at(node, value, [result_role(node.analysis, value.index, r) for r in self._table(node).roles])
+        return self._at(node, value, [made_role(node.analysis, value.index, r) for r in self._table(node).roles])
 
     def _at(self, key: Node | Value, value: Value, roles: Sequence[int]) -> _End:
         space = self.solver.space(value)

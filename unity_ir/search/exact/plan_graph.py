@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
@@ -10,6 +11,7 @@ from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Assignment, GridRole, Layout, as_layout
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.axes import AxisGroup, Ints
+from unity_ir.search.layouts.exchanged import exchanges_rows
 
 
 def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
@@ -18,7 +20,8 @@ def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
     parallel operators that reshard values between them. `solver` is the one that found the plan.
     """
     assignments, rests, relays = placed(graph, plan, solver)
-    return materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)
+    found = materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)
+    return replace(found, exchange_rows=solver.spaces.exchange_rows) if exchanges_rows(assignments.values()) else found
 
 
 def placed(

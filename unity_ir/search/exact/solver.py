@@ -27,6 +27,7 @@ import numpy as np
 from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import update_time
+from unity_ir.cost.routes import product_rows
 from unity_ir.cost.work import adds_gradients, repeats
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
@@ -193,9 +194,10 @@ class Solver:
         """
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         weights = tuple(v.node.op == "weight" for v in node.operands)
-        key = (node.op, node.attributes, tuple(v.type for v in node.operands), weights, repeats(node), needs)
+        rows = product_rows(with_gradient).get(node) if self.spaces.exchange_rows else None
+        key = (node.op, node.attributes, tuple(v.type for v in node.operands), weights, repeats(node), needs, rows)
         if key not in self._tables:
-            self._tables[key] = operator_table(node, needs, self.spaces)
+            self._tables[key] = operator_table(node, needs, self.spaces, rows)
         return self._tables[key]
 
     def space(self, value: Value) -> LayoutSpace:

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from unity_ir.budget import spend
 from unity_ir.cost.halos import exchanges
+from unity_ir.cost.routes import EXPERTS, ProductRows, exchanged_seconds, row_counts, row_sends
 from unity_ir.cost.table import addition_seconds, distinct, seconds, template
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node
-from unity_ir.pcg.sharding import COPY, REPEAT, GridRole, operand_role, result_role
+from unity_ir.pcg.sharding import COPY, REPEAT, GridRole
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.search.layouts.axes import Counts, Floats, Ints, degrees_of, role_counts, role_degrees
+from unity_ir.search.layouts.axes import Counts, Floats, Ints, degrees_of, role_counts
+from unity_ir.search.layouts.exchanged import EXCHANGED, made_role, needed_role
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
 
@@ -54,13 +57,16 @@ class OperatorTable:
         return sum((m for m, k in zip(self.made, kept, strict=True) if k), np.zeros(len(self)))
 
 
-def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> OperatorTable:
+def operator_table(
+    node: Node, needs: tuple[bool, ...], spaces: Spaces, rows: ProductRows | None = None
+) -> OperatorTable:
     """
     Return the table of the configurations of a serial compute node (every way to shard its work) on a machine. Left out
     are those whose degrees do not divide sizes, and those slower than another that needs and makes the same layouts.
 
     `needs` says for each operand whether the backward computes its gradient; `spaces` has the machine and its layouts.
-    Raises `OutOfBudget` if the work budget in force has ended.
+    With `rows`, of a product of rows of experts, rows may be exchanged over axes that divide the experts, whose role is
+    then `EXCHANGED`. Raises `OutOfBudget` if the work budget in force has ended.
     """
     # However large a table is, time may be up before it is made.
     spend(0)
@@ -68,36 +74,97 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     barred = frozenset[str]() if spaces.hybrids else _summed(node)
     variables = tuple(v for v in _divisible(node) if v not in barred)
     carriers = analysis.carriers if spaces.hybrids else ()
-    roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *carriers)
+    exchanged = (EXCHANGED,) if rows is not None and EXPERTS in variables else ()
+    roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *carriers, *exchanged)
     counts = role_counts(spaces.groups, len(roles))
-    degrees = role_degrees(spaces.groups, len(roles))
+    degrees = _variable_degrees(roles, counts, spaces)
     extents = np.array([analysis.bound.extents[v] for v in variables], dtype=np.int64)
-    fits = np.all(extents % degrees[:, : len(variables)] == 0, axis=1)
+    fits = np.all(extents % degrees == 0, axis=1)
+    if exchanged:
+        fits &= _may_exchange(node, roles, counts)
     counts, degrees = counts[fits], degrees[fits]
     needed: list[Ints] = []
     for i, value in enumerate(node.operands):
         space = spaces.of_value(value)
-        needed.append(space.find(_project(counts, [operand_role(analysis, i, what) for what in roles], space)))
+        needed.append(space.find(_project(counts, [needed_role(analysis, i, what) for what in roles], space)))
     made: list[Ints] = []
     for i, type in enumerate(node.types):
         space = spaces.of(type.shape, type.dtype)
-        made.append(space.find(_project(counts, [result_role(analysis, i, what) for what in roles], space)))
+        made.append(space.find(_project(counts, [made_role(analysis, i, what) for what in roles], space)))
     ok = np.all([numbers >= 0 for numbers in (*needed, *made)], axis=0)
     needed, made = [n[ok] for n in needed], [m[ok] for m in made]
-    divided = degrees[ok, : len(variables)]
+    counts, divided = counts[ok], degrees[ok]
     both, forward = seconds(node, needs, variables, divided, _same(node, needed), spaces.machine.device)
+    if rows is not None and exchanged:
+        some = np.flatnonzero(np.any(counts[:, :, -1] > 0, axis=1))
+        both[some], forward[some] = _exchanged(node, needs, rows, variables, divided[some], counts[some], spaces)
     return _undominated(
         OperatorTable(
             roles,
-            counts[ok],
+            counts,
             tuple(needed),
             tuple(made),
-            both + _halo_seconds(node, needs, variables, counts[ok, :, : len(variables)], spaces),
+            both + _halo_seconds(node, needs, variables, counts[:, :, : len(variables)], spaces),
             forward,
             tuple(spaces.of(t.shape, t.dtype).bytes[m] for t, m in zip(node.types, made, strict=True)),
             _halo_bytes(node, variables, divided, needed, spaces),
         )
     )
+
+
+def _variable_degrees(roles: Sequence[GridRole], counts: Counts, spaces: Spaces) -> Ints:
+    """Return the degree of each index variable, [row, variable], those of experts whose rows are exchanged included."""
+    of_roles = degrees_of(counts, spaces.groups)
+    degrees = of_roles[:, : roles.index(COPY)].copy()
+    if roles[-1] is EXCHANGED:
+        degrees[:, roles.index(EXPERTS)] *= of_roles[:, -1]
+    return degrees
+
+
+def _may_exchange(node: Node, roles: Sequence[GridRole], counts: Counts) -> npt.NDArray[np.bool_]:
+    """
+    Return which rows exchange nothing, or may exchange all of a product's rows: other axes divide nothing but rows,
+    along the first dim, and are outer ones, so that the tokens of devices that exchange rows are contiguous.
+    """
+    first = node.analysis.result_dims[0][0]
+    others = [i for i, what in enumerate(roles[:-1]) if what not in (first, COPY, REPEAT)]
+    exchanges = counts[:, :, -1] > 0
+    is_after = np.cumsum(exchanges, axis=1) - exchanges > 0
+    wrong = np.any(counts[:, :, others] > 0, axis=(1, 2))
+    if first in roles:
+        wrong |= np.any(is_after & (counts[:, :, roles.index(first)] > 0), axis=1)
+    return np.logical_not(np.any(exchanges, axis=1) & wrong)
+
+
+def _exchanged(
+    node: Node,
+    needs: tuple[bool, ...],
+    rows: ProductRows,
+    variables: tuple[str, ...],
+    degrees: Ints,
+    counts: Counts,
+    spaces: Spaces,
+) -> tuple[Floats, Floats]:
+    """
+    Return (seconds, seconds of the forward's product), [row], of a product whose rows are exchanged, what it counts of
+    their moves included; infinite where its kernels are not known.
+    """
+    found = exchanged_seconds(node, needs, rows, variables, degrees, spaces.exchange_rows, spaces.machine)
+    if found is None:
+        return np.full(len(degrees), np.inf), np.full(len(degrees), np.inf)
+    of = {name: degrees[:, i] for i, name in enumerate(variables)}
+    ways, pieces = of[EXPERTS], of.get(str(node.analysis.result_dims[0][0]), np.ones(len(degrees), dtype=np.int64))
+    live = row_counts(node.operands[2], node.operands[1].shape[0], ways, pieces, spaces.exchange_rows).live
+    at, alike = distinct(np.hstack([counts[:, :, -1], live[:, None]]).astype(np.int64))
+    moved = np.zeros(len(at))
+    for i, row in enumerate(at.tolist()):
+        sizes = _level_sizes(counts[row, :, -1], spaces)
+        moved[i] = sum(
+            send.share
+            * spaces.machine.move_seconds(send.kind, sizes, send.elements, send.elements, ELEMENT_BYTES[send.dtype])
+            for send in row_sends(node, needs, rows, int(ways[row]), int(live[row]))
+        )
+    return found.forward + found.backward + moved[alike], found.product
 
 
 def addition_seconds_of(table: OperatorTable, node: Node, operand: int, spaces: Spaces) -> tuple[Floats, Floats]:
@@ -110,7 +177,7 @@ def addition_seconds_of(table: OperatorTable, node: Node, operand: int, spaces: 
     `node` reads the weight as its operand number `operand`; `table` has the node's configurations, a row each.
     """
     variables = tuple(map(str, table.roles[: table.roles.index(COPY)]))
-    degrees = degrees_of(table.counts, spaces.groups)[:, : len(variables)]
+    degrees = _variable_degrees(table.roles, table.counts, spaces)
     elements = spaces.of_value(node.operands[operand]).elements[table.operands[operand]].astype(np.int64)
     return addition_seconds(node, operand, variables, degrees, elements, spaces.machine.device)
 

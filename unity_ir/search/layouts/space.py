@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import comb, prod
 from typing import Any
@@ -26,6 +26,7 @@ from unity_ir.search.layouts.axes import (
     role_counts,
     role_degrees,
 )
+from unity_ir.search.layouts.exchanged import exchange_rows
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.transitions import Moves, PricedMoves, all_moves
 from unity_ir.tdl.syntax import NOT_FLOATING
@@ -444,6 +445,8 @@ class Spaces:
     Whether weights may be sharded along what is summed over (the rules `divide-matmul.sum`, `divide-embedding.rows`,
     `divide-perceptron`, `divide-attention.heads`), and partial sums pass linear operators (`add-of-sums`, ..).
     """
+    exchange_rows: float = field(default_factory=exchange_rows)
+    """Whether rows of experts may be exchanged, and how many: as `Graph.exchange_rows`."""
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:

@@ -178,7 +178,7 @@ class PipelineSearch:
         self.dims = sample_dims(graph)
         self._small: dict[int, Graph] = {}
         self._solvers: dict[tuple[int, int], Solver] = {}
-        self._found: dict[tuple[int, int, float, int], tuple[Price, UnitRows]] = {}
+        self._found: dict[tuple[int, int, float, bool], tuple[Price, UnitRows]] = {}
         self._sketches: dict[tuple[int, int, ScheduleKind | None], Sketch] = {}
 
     def small(self, micro_batches: int) -> Graph:
@@ -304,32 +304,37 @@ class PipelineSearch:
         """
         return self._variants(stages, micro_batches, BYTE_PRICES)
 
-    def _variants(self, stages: int, micro_batches: int, prices: Iterable[float]) -> list[tuple[Price, UnitRows]]:
-        found = [self._variant(stages, micro_batches, 0.0)]
+    def _variants(
+        self, stages: int, micro_batches: int, prices: Iterable[float], is_rough: bool = False
+    ) -> list[tuple[Price, UnitRows]]:
+        found = [self._variant(stages, micro_batches, 0.0, is_rough)]
         rows = found[0][1]
         live = min(stages, micro_batches)
         needs = rows.held.sum() + live * rows.live[0].sum() + stages * rows.working[0].max()
         if needs <= stages * self.memory / SPREAD:
             return found
         for times in prices:
-            price, rows = self._variant(stages, micro_batches, times)
+            price, rows = self._variant(stages, micro_batches, times, is_rough)
             if not any(rows.is_like(other) for _, other in found):
                 found.append((price, rows))
         return found
 
-    def _variant(self, stages: int, micro_batches: int, times: float) -> tuple[Price, UnitRows]:
-        """Return a price of a byte, in units of `BYTE_PRICES`, and the rows of the best layouts at it. Memoised."""
-        key = stages, micro_batches, times, limits().exact_passes
+    def _variant(self, stages: int, micro_batches: int, times: float, is_rough: bool = False) -> tuple[Price, UnitRows]:
+        """
+        Return a price of a byte, in units of `BYTE_PRICES`, and the rows of the best layouts at it. Memoised. With
+        `is_rough` they are those after a few passes, each reader of a value paying for its own moves.
+        """
+        key = stages, micro_batches, times, is_rough
         if key not in self._found:
             solver = self.solver(stages, micro_batches)
             price = solver.price
             if times:
-                rows = self._variant(stages, micro_batches, 0.0)[1]
+                rows = self._variant(stages, micro_batches, 0.0, is_rough)[1]
                 seconds = float((rows.forward + rows.input_gradient + rows.weight_gradient).sum())
                 live = (min(stages, micro_batches) + 1) / 2
                 price = replace(price, byte=times * seconds / (stages * self.memory), again=True, live=live)
             short, of = shortened_with_map(self.small(micro_batches), limits().rewritten_layers)
-            self._found[key] = price, self._rows(short, of, solver.with_price(price), micro_batches)
+            self._found[key] = price, self._rows(short, of, solver.with_price(price), micro_batches, is_rough)
         return self._found[key]
 
     def estimate(self, stages: int, micro_batches: int, most: float = inf) -> float:
@@ -346,11 +351,10 @@ class PipelineSearch:
             each = rows.forward + rows.input_gradient + rows.weight_gradient + rows.again[level]
             return float(each.sum() + rows.once.sum() / p) + (m - 1) * least_longest(each.tolist(), p)
 
-        with limited(exact_passes=limits().estimated_passes):
-            _, fastest = self._variant(p, m, 0.0)
-            if (least := seconds(fastest, 0)) >= most:
-                return least
-            found = self._variants(p, m, FEW_PRICES)
+        _, fastest = self._variant(p, m, 0.0, is_rough=True)
+        if (least := seconds(fastest, 0)) >= most:
+            return least
+        found = self._variants(p, m, FEW_PRICES, is_rough=True)
         for _, rows in found:
             needs = (rows.held.sum() + live * rows.live.sum(axis=1)) / p + rows.working.max(axis=1)
             fits = needs <= self.memory
@@ -358,9 +362,14 @@ class PipelineSearch:
                 best = min(best, seconds(rows, int(fits.argmax())))
         return best
 
-    def _rows(self, graph: Graph, of: Sequence[int], solver: Solver, micro_batches: int) -> UnitRows:
-        """Return the rows of the units `of` of a serial graph in the best layouts found."""
-        return self.priced(graph, self.solved(graph, solver), solver, micro_batches).rows.picked(of)
+    def _rows(self, graph: Graph, of: Sequence[int], solver: Solver, micro_batches: int, is_rough: bool) -> UnitRows:
+        """Return the rows of the units `of` of a serial graph in the best layouts found, as `_variant` does."""
+        if is_rough:
+            with limited(exact_passes=limits().estimated_passes):
+                plan = replace(solver.solve(graph), again=frozenset())
+        else:
+            plan = self.solved(graph, solver)
+        return self.priced(graph, plan, solver, micro_batches).rows.picked(of)
 
     def solved(self, graph: Graph, solver: Solver) -> ExactPlan:
         """
@@ -420,6 +429,8 @@ class PipelineSearch:
             last = self._settled(small, solver, plan, orders, micro_batches, cuts)
             if last is not None and last.makespan < best.makespan * GAIN:
                 best = last
+            elif not self.is_small:
+                break  # of large graphs, no round has gained after one that did not
         return best
 
     def _starts(

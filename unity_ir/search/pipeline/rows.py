@@ -215,7 +215,7 @@ class _Sums:
             half = self._input_gradient(node)
             self.input_gradient[unit] += min(half, each.backward)
             self.weight_gradient[unit] += max(each.backward - half, 0.0) + self._additions(node)
-            self.made[serials[node]] = sum(prod(t.piece_shape) * ELEMENT_BYTES[t.dtype] for t in node.types)
+            self.made[serials[node]] = each.made_bytes
             self.late[unit] += self._late(node, kept, users)
         for reshard in priced.reshards:
             self._reshard(reshard, min(unit_of[user] for user in reshard.users), serials)
@@ -299,7 +299,7 @@ class _Sums:
         forward = self.machine.moves_time(reshard.forward_moves)
         backward = self.machine.moves_time(reshard.backward_moves)
         type, maker = reshard.value.type, _root(reshard.value)
-        brought = reshard.forward[-1].elements_after if any(m.kind not in FREE for m in reshard.forward) else 0
+        brought = reshard.brought if any(m.kind not in FREE for m in reshard.forward) else 0
         if maker.op == "weight":
             self.once[unit] += forward + backward
             grad = ELEMENT_BYTES[type.grad_dtype] if reshard.backward else 0

@@ -304,16 +304,16 @@ def _costs(priced: PlanCost, serials: Mapping[Node, Node]) -> tuple[dict[Node, f
     bytes: dict[Node, float] = {}
     for each in priced.operators:
         seconds[serials[each.node]] = each.forward
-        bytes[serials[each.node]] = sum(prod(t.piece_shape) * ELEMENT_BYTES[t.dtype] for t in each.node.types)
+        bytes[serials[each.node]] = each.made_bytes
     for reshard in priced.reshards:
         maker = reshard.value.node
         while maker.is_parallel:
             maker = maker.operands[0].node
         if maker.is_compute:
             seconds[serials[maker]] += priced.machine.moves_time(reshard.forward_moves)
-            if not reshard.stays_divided and any(move.kind not in FREE for move in reshard.forward):
-                pieces = reshard.forward[-1].elements_after
-                bytes[serials[maker]] += pieces * ELEMENT_BYTES[reshard.value.dtype]
+            is_brought = not reshard.stays_divided or reshard.rows > 0
+            if is_brought and any(move.kind not in FREE for move in reshard.forward):
+                bytes[serials[maker]] += reshard.brought * ELEMENT_BYTES[reshard.value.dtype]
     return seconds, bytes
 
 

@@ -17,9 +17,17 @@ from unity_ir.rules.derivation import stripe_step
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.choose.winner import choosing
-from unity_ir.search.exchange import check_imbalance, exchanging_rows, only_exchanged
+from unity_ir.search.exchange import (
+    check_imbalance,
+    exchanging_rows,
+    faster_gathering,
+    most_rows,
+    only_exchanged,
+)
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import rewritten_alone, sequential
+from unity_ir.search.layouts.exchanged import exchanging
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import Refused, joint_within
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategy import SearchContext
@@ -73,8 +81,15 @@ class Joint:
         ended before it has a plan that fits; `UnityError` for an imbalance below 1.
         """
         check_imbalance(options.imbalance)
+        rows = most_rows(graph, machine, options.exchange, options.imbalance)
+        is_small = sum(node.is_compute for node in graph.nodes()) <= limits().rival_operators
         try:
-            result = self._balanced(graph, machine, options, context)
+            with exchanging(rows):
+                result = self._balanced(graph, machine, options, context)
+            if rows and is_small and not result.interrupted:
+                # Sums do not tell which of the two is overlapped more.
+                gathering = self._balanced(graph, machine, options, context)
+                result = faster_gathering(result, gathering, machine, context.optimizer)
         except Refused:
             found = None
             if options.exchange:
