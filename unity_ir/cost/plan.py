@@ -25,7 +25,7 @@ from unity_ir.machine.device import COPIES, Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import FREE, HALO_EXCHANGES
-from unity_ir.pcg.differentiate import nodes_with_gradient
+from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with, optimizer_of_step
 from unity_ir.pcg.loss_part import has_contraction, loss_part
 from unity_ir.pcg.optimizer import Optimizer
@@ -229,10 +229,9 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
     for (value, target), at in found.items():
         source = placement.layouts[value]
         forward = plan_moves(value, source, target, machine, stage_axes=of_stages)
-        has_gradient = value.node in with_gradient and not with_gradient.isdisjoint(at)
         backward = (
             plan_moves(value, dual(target), dual(source), machine, gradient=True, stage_axes=of_stages)
-            if has_gradient
+            if has_gradient(value, with_gradient, at)
             else ()
         )
         twice = () if again.isdisjoint(at) else forward
@@ -265,8 +264,8 @@ def _halos(
             continue
         for i, moves in halo_moves(node, placement.assignments[node], placement.mesh).items():
             value, layout = node.operands[i], placement.needs(node, i)
-            has_gradient = node in with_gradient and value.node in with_gradient
-            backward = tuple(back for _, back in reversed(moves)) if has_gradient else ()
+            is_sent_back = has_gradient(value, with_gradient, (node,))
+            backward = tuple(back for _, back in reversed(moves)) if is_sent_back else ()
             found = Reshard(value, layout, layout, (node,), tuple(m for m, _ in moves), backward)
             out.setdefault(value if explicit else (node, i), found)
     return list(out.values())

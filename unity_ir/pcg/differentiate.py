@@ -60,6 +60,15 @@ def nodes_with_gradient(graph: Graph, frozen: bool = False) -> frozenset[Node]:
     return frozenset(needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs), frozen))
 
 
+def has_gradient(value: Value, with_gradient: frozenset[Node], users: Iterable[Node] | None = None) -> bool:
+    """
+    Return whether a value has a gradient, in a graph whose nodes `with_gradient` have one; with `users`, whether any of
+    these operators, which read it, returns one. Integers have none, such as the ids that `topk` makes beside values.
+    """
+    is_used = users is None or not with_gradient.isdisjoint(users)
+    return value.type.is_floating and value.node in with_gradient and is_used
+
+
 def operand_gradients(
     node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:

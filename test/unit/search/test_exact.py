@@ -14,11 +14,13 @@ from extent import examples
 from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zoo import SMALL
 
 from unity_ir.cost.plan import cost, update_time
 from unity_ir.cost.work import work
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
+from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Value, apply, erase, leaf
 from unity_ir.pcg.optimizer import Optimizer
@@ -41,7 +43,7 @@ from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.random_plan import sample
 from unity_ir.search.exact.elimination import Factor, Projection, every, minimise, plain
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.solver import ExactPlan, Solver
+from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.layouts.axes import Ints
 from unity_ir.search.layouts.limits import limited
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
@@ -333,3 +335,15 @@ def test_elimination_finds_the_least_sum(seed: int, near: int):
     assert found.keys() == sizes.keys()
     assert all(0 <= found[v] < size for v, size in sizes.items())
     assert total(found) == best
+
+
+def test_ids_that_are_picked_with_values_have_no_gradient_to_move():
+    """`topk` makes values, which have a gradient, and their ids, which have none: the search moves those once."""
+    graph = build("moe", **SMALL["moe"])
+    builder = FactorGraphBuilder(Solver(Spaces(boxes(2, 2)), Optimizer()), graph)
+    seen: dict[str, set[bool]] = {}
+    for node in graph.nodes():
+        for value in node.operands:
+            if value.node.op == "topk":
+                seen.setdefault(value.type.dtype, set()).add(builder.training(value, [node]))
+    assert seen == {"f32": {True}, "i64": {False}}

@@ -14,7 +14,7 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from unity_ir.pcg.differentiate import nodes_with_gradient
+from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import (
@@ -155,21 +155,21 @@ class _AxisAssignment:
         for key in self.numbers:
             if isinstance(key, _Rest):
                 rests, found = ([as_layout(way) for way in self._ways(k)] for k in (key, key.value))
-                training = key.value.node in self.with_gradient
+                training = has_gradient(key.value, self.with_gradient)
                 yield self._factor(key, key.value, self.prices.between(key.value, rests, found, training))
         for node in self.serial.nodes():
             if not node.is_compute:
                 continue
             for i, value in enumerate(node.operands):
                 needs = [operand_layout(node.analysis, i, way) for way in self._ways(node)]
-                training = value.node in self.with_gradient and node in self.with_gradient
+                training = has_gradient(value, self.with_gradient, (node,))
                 yield self._link(value, node, needs, training)
             for i, value in enumerate(node.results):
                 if value in self.numbers:
                     # Which users send a gradient back is ignored: it hardly changes the order.
                     made = [result_layout(node.analysis, i, way) for way in self._ways(node)]
                     there = [as_layout(way) for way in self._ways(value)]
-                    table = self.prices.between(value, made, there, value.node in self.with_gradient)
+                    table = self.prices.between(value, made, there, has_gradient(value, self.with_gradient))
                     yield self._factor(node, value, table)
 
     def _ways(self, key: _Key) -> list[Assignment]:

@@ -29,7 +29,7 @@ from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.routes import product_rows
 from unity_ir.cost.work import adds_gradients, repeats
-from unity_ir.pcg.differentiate import nodes_with_gradient
+from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import piece_as_weight
 from unity_ir.pcg.optimizer import Optimizer
@@ -684,7 +684,7 @@ class FactorGraphBuilder:
 
     def training(self, value: Value, users: Iterable[Node]) -> bool:
         """Return whether any of the operators `users`, which read a value, returns a gradient to it."""
-        return value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
+        return has_gradient(value, self.with_gradient, users)
 
     def _enter(self, key: Node | Value, variable: Variable) -> int:
         self.numbers[key] = len(self.variables)

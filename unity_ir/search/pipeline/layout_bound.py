@@ -30,6 +30,7 @@ import numpy as np
 
 from unity_ir.cost.plan import cost
 from unity_ir.machine.parts import part, send_seconds
+from unity_ir.pcg.differentiate import has_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.layers import layers, shortened_with_map
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -315,7 +316,7 @@ def _resharded(value: Value, builder: SharedFactorGraphBuilder) -> Floats:
     """Return what it costs to bring a value from layout to layout, if what arrives is kept."""
     space, price = builder.solver.space(value), builder.solver.price
     every = np.arange(len(space))
-    return replace(price, again=False).reshard(space, every, every, value.node in builder.with_gradient, True)
+    return replace(price, again=False).reshard(space, every, every, has_gradient(value, builder.with_gradient), True)
 
 
 def _shared_leaves(graph: Graph, builder: SharedFactorGraphBuilder) -> Floats:

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 
 from unity_ir.cost.halos import exchanges
-from unity_ir.pcg.differentiate import nodes_with_gradient
+from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.reshard import Move, move_kind
 from unity_ir.pcg.sharding import REPEAT, SUM, GridRole, Mesh, dual, is_shard, operand_role, result_role, shard_count
@@ -105,7 +105,7 @@ class StepBuilder:
                 of = self.groups.values[value]
                 slots = tuple(i for i, v in enumerate(node.operands) if v == value)
                 made = value.index if value.node == node else None
-                gradient = node in self._with_gradient and value.node in self._with_gradient
+                gradient = has_gradient(value, self._with_gradient, (node,))
                 key = (self._form(node), self.operators[group], slots, made, gradient, rests[of])
                 if key not in known:
                     known[key] = self._bytes(node, value, slots, made, gradient, may[group], rests[of], size)
