@@ -17,7 +17,7 @@ from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.sharding import COPY, REPEAT, GridRole
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.search.layouts.axes import Counts, Floats, Ints, degrees_of, role_counts
+from unity_ir.search.layouts.axes import Counts, Floats, Ints, degrees_of, role_counts, role_degrees
 from unity_ir.search.layouts.exchanged import EXCHANGED, made_role, needed_role
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
@@ -77,7 +77,7 @@ def operator_table(
     exchanged = (EXCHANGED,) if rows is not None and EXPERTS in variables else ()
     roles: tuple[GridRole, ...] = (*variables, COPY, REPEAT, *carriers, *exchanged)
     counts = role_counts(spaces.groups, len(roles))
-    degrees = _variable_degrees(roles, counts, spaces)
+    degrees = _variable_degrees(roles, role_degrees(spaces.groups, len(roles)))
     extents = np.array([analysis.bound.extents[v] for v in variables], dtype=np.int64)
     fits = np.all(extents % degrees == 0, axis=1)
     if exchanged:
@@ -112,11 +112,14 @@ def operator_table(
     )
 
 
-def _variable_degrees(roles: Sequence[GridRole], counts: Counts, spaces: Spaces) -> Ints:
-    """Return the degree of each index variable, [row, variable], those of experts whose rows are exchanged included."""
-    of_roles = degrees_of(counts, spaces.groups)
-    degrees = of_roles[:, : roles.index(COPY)].copy()
+def _variable_degrees(roles: Sequence[GridRole], of_roles: Ints) -> Ints:
+    """
+    Return the degree of each index variable, [row, variable], those of experts whose rows are exchanged included, given
+    the degree of each role, [row, role].
+    """
+    degrees = of_roles[:, : roles.index(COPY)]
     if roles[-1] is EXCHANGED:
+        degrees = degrees.copy()
         degrees[:, roles.index(EXPERTS)] *= of_roles[:, -1]
     return degrees
 
@@ -177,7 +180,7 @@ def addition_seconds_of(table: OperatorTable, node: Node, operand: int, spaces: 
     `node` reads the weight as its operand number `operand`; `table` has the node's configurations, a row each.
     """
     variables = tuple(map(str, table.roles[: table.roles.index(COPY)]))
-    degrees = _variable_degrees(table.roles, table.counts, spaces)
+    degrees = _variable_degrees(table.roles, degrees_of(table.counts, spaces.groups))
     elements = spaces.of_value(node.operands[operand]).elements[table.operands[operand]].astype(np.int64)
     return addition_seconds(node, operand, variables, degrees, elements, spaces.machine.device)
 
