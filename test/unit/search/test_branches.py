@@ -16,6 +16,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of, place
 from unity_ir.rules.derivation import replay
 from unity_ir.search import SearchResult, run
+from unity_ir.search.choose import winner
 from unity_ir.search.choose.parallel_branches import place_branches
 from unity_ir.search.exact.plan_graph import placed
 from unity_ir.search.explain import explain
@@ -106,3 +107,13 @@ def test_branches_that_rewrites_join_are_side_by_side_all_the_same():
     assert found.bound is not None
     assert found.proved is not None
     assert found.bound <= found.proved.time
+
+
+def test_branches_are_put_on_parts_from_baselines_too(monkeypatch: pytest.MonkeyPatch):
+    """Within a part tables are best divided as in the expert's plan, which is twice as slow on all devices."""
+    graph, machine, optimizer = models.from_text("xdl,batch=6144"), load("summit:1"), Optimizer()
+    found = run(graph, machine, "joint", optimizer)
+    monkeypatch.setattr(winner, "STARTS", ())
+    alone = run(graph, machine, "joint", optimizer)
+    times = [emitted(result.graph, machine, optimizer)[0] for result in (found, alone)]
+    assert times[0] < 0.98 * times[1]

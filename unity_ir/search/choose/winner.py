@@ -35,6 +35,12 @@ from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.recompute.priced import LayoutsWithRecompute, layouts_with_recompute
 from unity_ir.search.result import SearchResult
 
+STARTS = ("data-parallel", "expert")
+"""
+The baselines from which branches are put on parts of the machine, too, in graphs of few operators: each branch has the
+layout that it has there, within its part, which may be a better one than in the plan that is best on all devices.
+"""
+
 Recomputed = tuple[LayoutsWithRecompute, list[PricedPlan]]
 """Layouts of one graph where memory is short, with those of its plans with recompute that fit."""
 
@@ -110,6 +116,7 @@ class Chooser:
     """Computes a lower bound, given a plan, and maybe a faster plan."""
     unrewritten_baselines: Callable[[], list[Candidate]] | None
     """Returns the baselines of the graph without rewrites."""
+    _placed: dict[tuple[Graph, Graph], PricedPlan] = field(default_factory=dict[tuple[Graph, Graph], PricedPlan])
     _asked: dict[Graph, Callable[[], list[Candidate]]] = field(
         default_factory=dict[Graph, Callable[[], list[Candidate]]]
     )
@@ -321,13 +328,14 @@ class Chooser:
         self, result: SearchResult, own: PricedPlan, found: JointPlan, meanwhile: Callable[[], object], later: bool
     ) -> Unbounded:
         """
-        Complete the result of `own`, the plan found.
+         Complete the result of `own`, the plan found.
 
-        1. Ask the workers for a bound, unless the search found one, and for baselines.
-        2. Simulate the plan found, and those with a part of its weight moves overlapped.
-        3. Take the fastest of them and of the baselines, or a faster one with operators on parts of the machine.
+         1. Ask the workers for a bound, unless the search found one, and for baselines.
+         2. Simulate the plan found, and those with a part of its weight moves overlapped.
+         3. Take the fastest of them and of the baselines, or a faster one with operators on parts of the machine: made
+           from that one or, in graphs of few operators, from one of the baselines `STARTS`.
         4. The bound is of sums of seconds, so the plan of the least sum is given with it as `proved`. Where bounding
-           finds a plan of a lesser sum, choose again with that one.
+            finds a plan of a lesser sum, choose again with that one.
         """
         known = KnownPlan(found.rewritten, own[1].time, own[1].memory_bytes, found.price)
         ask = self.bounding.ask
@@ -341,6 +349,10 @@ class Chooser:
         proved = own if found.bound is not None else self._least_sum(own, candidates)
         first = self.emitted.fastest([proved, *plans], candidates)
         best = self._on_parts(first, found)
+        if len(own[1].operators) <= limits().sibling_operators:
+            starts = {c.graph: c for c in candidates if c.name in STARTS and c.graph != first[0]}
+            others = [self._on_parts(self.emitted.plan(start), found) for start in starts.values()]
+            best = self.emitted.fastest([best, *others])
 
         def of(best: PricedPlan, proved: PricedPlan, bound: float | None) -> SearchResult:
             explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None
@@ -364,9 +376,18 @@ class Chooser:
         return own if least is None or own[1].time <= least.seconds else self.emitted.plan(least)
 
     def _on_parts(self, plan: PricedPlan, found: JointPlan) -> PricedPlan:
-        """Return a plan of the rewritten graph, or a faster one with siblings or branches on parts of the machine."""
+        """
+        Return a plan of the rewritten graph, or a faster one with siblings or branches on parts of the machine. It is
+        kept, as several choices begin with the same baseline.
+        """
         if not_kept(plan[0]):
             return plan
+        key = found.rewritten, plan[0]
+        if plan[0] is found.graph or key not in self._placed:
+            self._placed[key] = self._newly_on_parts(plan, found)
+        return self._placed[key]
+
+    def _newly_on_parts(self, plan: PricedPlan, found: JointPlan) -> PricedPlan:
         rests = relays = dict[Value, Layout]()
         if plan[0] is found.graph:
             _, rests, relays = placed(found.rewritten, found.plan, found.solver)
