@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from dataclasses import dataclass
 
@@ -45,7 +46,9 @@ def weight_tables(weights, grads, moments, block, kept=16):
     own, casts = trained(weights), weights.casts if _has_casts() else {}
     states = [x for name in own for x in moments.get(name, ())]
     tensors = [*own.values(), *[grads[name] for name in own], *states, *casts.values()]
-    key = (block, *map(torch.Tensor.data_ptr, tensors))
+    # What is freed may be followed by another weight at the same address.
+    said = (map(of, tensors) for of in (torch.Tensor.data_ptr, torch.Tensor.numel, operator.attrgetter("dtype")))
+    key = (block, *own, *casts, *itertools.chain(*said))
     if key not in PLACED:
         while len(PLACED) >= kept:
             del PLACED[next(iter(PLACED))]
@@ -97,7 +100,10 @@ LAST: list = []
 
 
 PLACED: dict = {}
-"""What is in tables, by all addresses, the latest last: gradients are mostly where they were a step ago."""
+"""
+What is in tables, by names, addresses, sizes and element types, the latest last: gradients are mostly where they were a
+step ago.
+"""
 
 RESERVED: dict = {}
 """Memory, by its type, for the tables of a CUDA graph that is captured."""
