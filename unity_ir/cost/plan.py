@@ -436,8 +436,7 @@ def _with_rows(
         if found is None:
             continue
         ways = prod(placement.mesh.sizes[axis] for axis in axes)
-        pieces = degrees[:, variables.index(str(of.analysis.result_dims[0][0]))]
-        counts = row_counts(of.operands[2], of.operands[1].shape[0], np.array([ways]), pieces, graph.exchange_rows)
+        counts = row_counts(of, variables, degrees, graph.exchange_rows)
         own, live, buffer = (int(each[0]) for each in (counts.own, counts.live, counts.held))
         buffers[of.result] = buffer / own
         costs[node] = replace(
@@ -492,7 +491,7 @@ def _in_buffers(
     found, times = list[OperatorCost](), dict(buffers)
     for each in operators:
         of = serials[each.node]
-        if of.result not in times if len(of.results) == 1 else False:
+        if len(of.results) == 1 and of.result not in times:
             routes = {times.get(value) for value in of.operands}
             (rows,) = routes if len(routes) == 1 else (None,)
             if rows is not None and is_elementwise(of.analysis.bound):

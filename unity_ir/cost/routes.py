@@ -39,7 +39,7 @@ NUMBER = "i64"
 
 @dataclass(frozen=True, slots=True)
 class ProductRows:
-    """What a product of rows with experts' weights takes part in where its rows are exchanged."""
+    """The moves of rows that a product with experts' weights needs, and with how many products it shares each."""
 
     sharers: int
     """The products that read the same rows, this one among them; 0 if the rows are made where the experts are."""
@@ -133,13 +133,20 @@ class RowCounts:
     """Rows of a buffer."""
 
 
-def row_counts(chosen: Value, experts: int, ways: Ints, pieces: Ints, most: float) -> RowCounts:
+def pieces_of(product: Node, variables: Sequence[str], degrees: Ints) -> Ints:
+    """Return, [choice], how many pieces the rows of a product are in where its experts' devices have no part in it."""
+    first = product.analysis.result_dims[0][0]
+    return degrees[:, variables.index(first)] if first in variables else np.ones(len(degrees), dtype=np.int64)
+
+
+def row_counts(product: Node, variables: Sequence[str], degrees: Ints, most: float) -> RowCounts:
     """
-    Return the numbers of rows on a device, as `plan.routes` has them: where `ways` [choice] devices divide `experts`,
-    and their tokens are one of `pieces` [choice] of all. `chosen` are the experts of all rows, and `most` is as
-    `Graph.exchange_rows`.
+    Return the numbers of rows on a device, as `plan.routes` has them, of a product of rows whose index `variables` have
+    these `degrees` [choice, variable]; `most` is as `Graph.exchange_rows`.
     """
-    own = prod(chosen.shape) // (ways * pieces)
+    _, weights, chosen = product.operands
+    experts, ways = weights.shape[0], degrees[:, variables.index(EXPERTS)]
+    own = prod(chosen.shape) // (ways * pieces_of(product, variables, degrees))
     times = chosen.shape[-1] if len(chosen.shape) == 2 and _root(chosen).op == "topk" else 1
     worst = own * ways * np.minimum(times, experts // ways) // times
     if most == inf:
@@ -179,14 +186,12 @@ def exchanged_seconds(
     its experts, with those that pack rows and, of what is made between products element by element, the rows of buffers
     that home's have not. The arguments are those of `cost.table.seconds`; None where that does not know them.
     """
-    x, weights, chosen = node.operands
+    x, _, chosen = node.operands
     form = template(node, tuple(needs), variables, tuple(map(node.operands.index, node.operands)))
     if not form.is_exact(degrees).all():
         return None
-    of = {name: degrees[:, i] for i, name in enumerate(variables)}
-    ways = of[EXPERTS]
-    pieces = of.get(str(node.analysis.result_dims[0][0]), np.ones(len(degrees), dtype=np.int64))
-    counts = row_counts(chosen, weights.shape[0], ways, pieces, most)
+    pieces = pieces_of(node, variables, degrees)
+    counts = row_counts(node, variables, degrees, most)
     width, made = x.shape[-1], node.result.shape[-1]
     item, out = (ELEMENT_BYTES[v.dtype] for v in (x, node.result))
     fewer = (prod(chosen.shape) // pieces - counts.held) * (width * item + made * out + ELEMENT_BYTES[chosen.dtype])

@@ -167,7 +167,7 @@ class _Others:
             return None
         most = min(room, priced.activations_at_host)
         tried = (replace(plan, staying=int(part * most)) for part in ROOM)
-        return next((each for each in tried if self._host_has_room(each) and self.need(each) <= self.limit), None)
+        return next((each for each in tried if self.need(each) <= self.limit and self._host_has_room(each)), None)
 
     def _host_has_room(self, plan: Graph) -> bool:
         return not self._cost(plan).host_shortage

@@ -19,7 +19,7 @@ from unity_ir.rules.proof.verdict import Proof
 from unity_ir.rules.trust import proof_of
 
 WORDS = {True: "values and gradients", False: "values"}
-"""What a certificate proves, by whether that includes gradients."""
+"""The words for what a certificate proves, by whether it proves gradients equal."""
 
 
 def certify(proofs: Iterable[tuple[Substitution, Proof]]) -> tuple[Counter[str], list[tuple[str, Proof]]]:

@@ -71,7 +71,7 @@ def test_two_kernels_read_samples_once_each() -> None:
 
 
 def by_kernels(program: Program, leaves: dict[str, torch.Tensor], runner: Any) -> dict[str, torch.Tensor]:
-    """What a program's kernels make of its leaves: the gradient of each weight."""
+    """Run a program's kernels on its leaves; return the gradient of each weight."""
     known: dict[int, torch.Tensor] = {}
     names: dict[int, str] = {}
     found: dict[str, torch.Tensor] = {}
@@ -123,7 +123,7 @@ def test_groups_of_samples_stay_as_they_are() -> None:
 
 
 def test_statistics_that_move_stay_as_they_are() -> None:
-    """Of a batch on two devices; the sums over both are complete only after a collective."""
+    """Sums over a batch on two devices are complete only after a collective, so its backward stays as it is."""
     on = load("box:2")
     placed = run(block((8, 3, 61, 61), ["relu"]), on, "data-parallel").graph
     program = with_fusions(lower(differentiate(placed, Optimizer(), on.mesh), on), lambda _: "triton")

@@ -144,7 +144,7 @@ def test_values_go_if_that_is_faster_than_recompute():
 
 @pytest.mark.parametrize("strategy", ["fsdp", "joint"])
 def test_values_do_not_go_to_a_host_without_room_for_them(strategy: str):
-    """What goes to a fast link is faster than recompute, but for how much the host has."""
+    """Copies over this link would be faster than recompute, but the host has no memory for the values."""
     graph, whole = longer()
     small = machine(whole * 2 // 3, replace(FAST, memory=1000))
     found = run(graph, small, strategy, ADAMW, recompute="auto")

@@ -48,7 +48,7 @@ MACHINES = {
     for sizes in ((2,), (2, 2))
     for overhead, bandwidth in ((1e-9, 1e12), (1e-7, 1e9))
 }
-"""Of each size one with fast links and one with links that are slow to start and to send."""
+"""Machines of each size with fast links, and with links that are slow to start and to send."""
 
 
 @cache
@@ -106,7 +106,7 @@ def test_no_plan_that_exchanges_rows_takes_less_than_the_bound(machine: str, mod
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [inf, 1.1])
 def test_what_the_search_says_of_its_choice_is_what_the_plan_costs(rows: float):
-    """Experts have so many weights here, and links are so slow, that rows are exchanged."""
+    """Experts have so many weights here, and links are so slow, that exchanging rows takes least."""
     machine, serial = boxes(2, 2, bandwidth=5e9), build("moe", **LARGE)
     seconds: list[float] = []
     for most in (0.0, rows):

@@ -63,7 +63,7 @@ class Resources:
     instructions: tuple[str, ...]
     """The kinds of `INSTRUCTIONS` in its code."""
     loop: Loop | None = None
-    """Of a kernel with `wgmma`, its innermost loop over matrix products."""
+    """The innermost loop over matrix products of a kernel with `wgmma`; None for other kernels."""
 
     @property
     def pipelined(self) -> bool:

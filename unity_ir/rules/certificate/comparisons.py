@@ -115,7 +115,7 @@ def _itself(of: Apply, holds: Holds) -> Form:
 
 
 def _trichotomy(of: Apply, holds: Holds) -> Form:
-    """Of numbers a > b, unless a < b or a = b."""
+    """Return a > b, of two numbers, as what is left of 1 without a < b and a = b."""
     a, b = _two(of, "gt")
     _numbers(a, b)
     return complement((*call("gt", b, a), *call("eq", a, b)))

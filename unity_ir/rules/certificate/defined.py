@@ -73,7 +73,7 @@ class _Occurrence:
 
     applied: Apply
     facts: Facts
-    """What holds there."""
+    """The facts that hold where it is computed."""
     branches: tuple[Apply, ...]
     """Conditions of the branches of `where` that it is in."""
     binders: tuple[str, ...]

@@ -67,7 +67,7 @@ z3: Any = import_module("z3")  # Its types are not known.
 
 Facts: TypeAlias = frozenset[Constraint]
 Said: TypeAlias = Mapping[str, Any]
-"""What a step says, as plain data."""
+"""A step of a certificate: plain data, with the law's name and what it is applied to."""
 
 TIMEOUT = 4000
 """Milliseconds a question may take; without an answer the step is refused."""

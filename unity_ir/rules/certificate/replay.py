@@ -17,7 +17,8 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.certificate.defined import EXTREMES, require_defined
-from unity_ir.rules.certificate.elaborate import GRADIENT, Elaborator, Tensor, gradients, values
+from unity_ir.rules.certificate.elaborate import Elaborator, Tensor, values
+from unity_ir.rules.certificate.gradients import GRADIENT, gradients
 from unity_ir.rules.certificate.laws import (
     MONOMIALS,
     SETS,
@@ -116,7 +117,7 @@ class Goal:
 
     @property
     def difference(self) -> Form:
-        """What has to be 0."""
+        """Return the form that has to be 0 for the claim to hold."""
         return (*self.source, *scaled(self.target, -1))
 
     def check(self, pair: Mapping[str, Any]) -> None:

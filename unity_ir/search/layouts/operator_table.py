@@ -155,9 +155,8 @@ def _exchanged(
     found = exchanged_seconds(node, needs, rows, variables, degrees, spaces.exchange_rows, spaces.machine)
     if found is None:
         return np.full(len(degrees), np.inf), np.full(len(degrees), np.inf)
-    of = {name: degrees[:, i] for i, name in enumerate(variables)}
-    ways, pieces = of[EXPERTS], of.get(str(node.analysis.result_dims[0][0]), np.ones(len(degrees), dtype=np.int64))
-    live = row_counts(node.operands[2], node.operands[1].shape[0], ways, pieces, spaces.exchange_rows).live
+    ways = degrees[:, variables.index(EXPERTS)]
+    live = row_counts(node, variables, degrees, spaces.exchange_rows).live
     at, alike = distinct(np.hstack([counts[:, :, -1], live[:, None]]).astype(np.int64))
     moved = np.zeros(len(at))
     for i, row in enumerate(at.tolist()):

@@ -24,7 +24,7 @@ from unity_ir.rules.trust import proof_of
 
 RULES = {rule.name: rule for rule in all_substitutions()}
 
-TRUSTED = ("terms", "elaborate", "comparisons", "scalars", "laws", "ranks", "defined", "replay")
+TRUSTED = ("terms", "elaborate", "gradients", "comparisons", "scalars", "laws", "ranks", "defined", "replay")
 """The checker's modules."""
 
 
