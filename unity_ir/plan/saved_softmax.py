@@ -61,20 +61,24 @@ def first_with_values(program: Program) -> dict[Register, Register]:
     Return, for each register that recompute has made, the one that first held its values: what the same operators and
     moves have made of the same registers.
     """
-    made: dict[object, tuple[Register, ...]] = {}
+    made: dict[object, list[tuple[object, tuple[Register, ...]]]] = {}
     first: dict[Register, Register] = {}
     for instruction in program.body:
         match instruction:
             case Compute(operands=read, results=results):
-                given = tuple(first.get(r, r) for r in read)
-                key: object = (instruction.operator, given, instruction.attributes, instruction.assignment)
+                what: object = instruction.operator
+                how: object = instruction.attributes, instruction.assignment
             case ReshardMove(result=result):
-                given = tuple(first.get(r, r) for r in reads(instruction))
-                moved = instruction.kind, instruction.axes, instruction.source, instruction.target
-                key, results = (given, moved), (result,)
+                read, results = reads(instruction), (result,)
+                what, how = instruction.kind, (instruction.axes, instruction.source, instruction.target)
             case _:
                 continue
-        first.update(zip(results, made.setdefault(key, results), strict=True))
+        # Hardly two instructions do the same with the same registers, so most are told apart without `how`.
+        alike = made.setdefault((what, tuple(first.get(r, r) for r in read)), [])
+        same = next((own for other, own in alike if other == how), None)
+        if same is None:
+            alike.append((how, results))
+        first.update(zip(results, same or results, strict=True))
     return first
 
 

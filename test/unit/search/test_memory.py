@@ -387,7 +387,7 @@ def test_a_baseline_of_the_graph_before_rewrites_may_be_outside_of_bounds():
     emitted = as_emitted(free.graph, FOUR, optimizer)[0]
     candidate = Candidate(plan.graph, "zero3", plan.cost.time, emitted / 2, True, plan.cost.memory_bytes)
     with choosing("joint", graph, FOUR, optimizer) as chooser:
-        found = chooser.with_unrewritten(Unbounded.as_is(free), [], [candidate]).bounded()
+        found = chooser.with_unrewritten(Unbounded.as_is(free), [candidate]).bounded()
     assert found.graph == plan.graph
     assert found.bound is not None
     assert found.bound <= plan.cost.time

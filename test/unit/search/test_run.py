@@ -208,7 +208,8 @@ def test_plans_with_moves_hidden_are_those_of_every_part(batch: int, others: int
         for s in (found.solver.with_price(Price(hidden=part)) for part in limits().hidden_shares)
     ]
     every = [plan for plan in dict.fromkeys(plans) if plan != found.graph]
-    assert [plan for plan, _ in plans_with_hidden_moves(found, machine, Optimizer())] == every
+    plans = plans_with_hidden_moves(found, machine, Optimizer(), limits().hidden_shares)
+    assert [plan for _, (plan, _) in plans] == every
     assert len(every) == others
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
 from unity_ir.budget import OutOfBudget, own_budget, spend
@@ -127,13 +127,14 @@ def beyond_bounds(priced: PlanCost) -> bool:
 @dataclass(frozen=True)
 class Candidate:
     """
-    A baseline plan, for the choice between plans: its seconds with every move waited for, its simulated seconds as
-    emitted (with communication beside kernels), and its bytes per device.
+    A plan, mostly a baseline, for the choice between plans: its seconds with every move waited for, its simulated
+    seconds as emitted (with communication beside kernels), and its bytes per device. It is small enough for a worker to
+    return.
     """
 
     graph: Graph
     name: str
-    """The baseline's strategy; ends in ` with recompute` where that was added."""
+    """A baseline's strategy; ends in ` with recompute` where that was added. Otherwise how the plan was made."""
     seconds: float
     """Seconds with every move waited for."""
     emitted: float
@@ -147,6 +148,14 @@ class Candidate:
     def fits(self) -> bool:
         """Whether the plan fits a device's memory."""
         return isfinite(self.emitted)
+
+
+def candidate(name: str, plan: PricedPlan, optimizer: Optimizer) -> Candidate:
+    """Return a plan as a candidate called `name`, simulated as emitted if it fits a device's memory."""
+    graph, priced = plan
+    needs = needed(graph, priced, optimizer)
+    emitted = as_emitted(graph, priced.machine, optimizer)[0] if needs <= priced.machine.device.usable else inf
+    return Candidate(graph, name, priced.time, emitted, beyond_bounds(priced), needs)
 
 
 def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -180,11 +189,8 @@ class Baselines:
         candidates: list[Candidate] = []
         with own_budget(), suppress(OutOfBudget):
             for name, plan in _by_hand(graph, self.machine, self.optimizer, strategies):
-                needs = needed(*plan, self.optimizer)
-                fit = needs <= self.machine.device.usable
-                emitted = as_emitted(plan[0], self.machine, self.optimizer)[0] if fit else inf
-                candidates.append(Candidate(plan[0], name, plan[1].time, emitted, beyond_bounds(plan[1]), needs))
-                if recompute and not fit:
+                candidates.append(candidate(name, plan, self.optimizer))
+                if recompute and not candidates[-1].fits:
                     candidates += self._recomputed(name, plan)
         return candidates
 
@@ -195,11 +201,8 @@ class Baselines:
         )
         if graph == plan[0]:
             return []
-        priced = cost(graph, self.machine, self.optimizer)
-        needs = needed(graph, priced, self.optimizer)
-        fit = needs <= self.machine.device.usable
-        emitted = as_emitted(graph, self.machine, self.optimizer)[0] if fit else inf
-        return [Candidate(graph, f"{name} with recompute", priced.time, emitted, True, needs)]
+        recomputing = graph, cost(graph, self.machine, self.optimizer)
+        return [replace(candidate(f"{name} with recompute", recomputing, self.optimizer), beyond_bounds=True)]
 
 
 @dataclass

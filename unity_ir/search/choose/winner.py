@@ -10,18 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from unity_ir.budget import within
-from unity_ir.cost.plan import cost
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout
 from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, faster_with_bound
-from unity_ir.search.choose.candidates import Baselines, Candidate, PricedPlan, SimulatedPlans, fits, that_fit
+from unity_ir.search.choose.candidates import (
+    Baselines,
+    Candidate,
+    PricedPlan,
+    SimulatedPlans,
+    candidate,
+    fits,
+    that_fit,
+)
 from unity_ir.search.choose.parallel_branches import place_branches
 from unity_ir.search.choose.parallel_siblings import place_siblings
 from unity_ir.search.choose.worker import ForkedWorker
@@ -40,6 +48,9 @@ STARTS = ("data-parallel", "expert")
 The baselines from which branches are put on parts of the machine, too, in graphs of few operators: each branch has the
 layout that it has there, within its part, which may be a better one than in the plan that is best on all devices.
 """
+
+Shares = Sequence[float]
+"""Shares (0 to 1) of the seconds of weights' moves that are taken to be free, as overlapped with kernels, ascending."""
 
 Recomputed = tuple[LayoutsWithRecompute, list[PricedPlan]]
 """Layouts of one graph where memory is short, with those of its plans with recompute that fit."""
@@ -120,6 +131,9 @@ class Chooser:
     _asked: dict[Graph, Callable[[], list[Candidate]]] = field(
         default_factory=dict[Graph, Callable[[], list[Candidate]]]
     )
+    _bounds_asked: dict[KnownPlan, Callable[[], tuple[float, Graph | None]]] = field(
+        default_factory=dict[KnownPlan, Callable[[], tuple[float, Graph | None]]]
+    )
 
     def ask_baselines(self, graph: Graph) -> Callable[[], list[Candidate]]:
         """
@@ -130,22 +144,44 @@ class Chooser:
             self._asked[graph] = cache(self.by_hand.ask((graph, False)))
         return self._asked[graph]
 
+    def begin(self, fastest: JointPlan) -> None:
+        """
+        Have the workers, if there are any, begin what the result will likely need: of `fastest`, the plan found as if
+        memory were not short, or of the graph without rewrites, if that plan holds too much.
+        """
+        _, priced = self._priced(fastest.graph)
+        if priced.memory_bytes > self.machine.device.usable:
+            self.ask_baselines(self.serial)
+            return
+        if fastest.bound is None:
+            self._ask_bound(fastest, priced)
+        self.ask_baselines(fastest.rewritten)
+
+    def _ask_bound(self, found: JointPlan, priced: PlanCost) -> Callable[[], tuple[float, Graph | None]]:
+        """Start computing a lower bound on the plans of `found.rewritten`, as `ask_baselines` does baselines."""
+        known = KnownPlan(found.rewritten, priced.time, priced.memory_bytes, found.price)
+        if known not in self._bounds_asked:
+            self._bounds_asked[known] = self.bounding.ask(known)
+        return self._bounds_asked[known]
+
     def result(self, found: JointPlan) -> SearchResult:
         """
         Return the search result for the plan `found` of the joint search or, if one simulates faster, for an
         alternative: a baseline, a plan on parts of the machine, or a plan of another rewrite. If Ctrl-C or the budget
         ends the comparison, the result is the best so far, marked as interrupted.
         """
-        unrewritten = cache(lambda: self._unrewritten(found))
-        result = self._choose(found, unrewritten).or_interrupted()
-        try:
-            if not result.interrupted:
-                result = self._with_rival(result, found)
-            if self.unrewritten_baselines is not None and result.derivation and not result.interrupted:
-                result = self._or_unrewritten(Unbounded.as_is(result), unrewritten()).or_interrupted()
-        except KeyboardInterrupt:
-            result = replace(result, interrupted=True)
-        return result
+        with ForkedWorker(partial(self._unrewritten, found), beside=_is_large(self.machine)) as worker:
+            asked: list[Callable[[], list[Candidate]]] = []
+            result = self._choose(found, lambda shares: asked.append(worker.ask(shares))).or_interrupted()
+            try:
+                if not result.interrupted:
+                    result = self._with_rival(result, found)
+                if self.unrewritten_baselines is not None and result.derivation and not result.interrupted:
+                    plans = [candidate for answer in asked for candidate in answer()]
+                    result = self._or_unrewritten(Unbounded.as_is(result), plans).or_interrupted()
+            except KeyboardInterrupt:
+                result = replace(result, interrupted=True)
+            return result
 
     def unbounded(self, found: JointPlan) -> Unbounded:
         """
@@ -160,16 +196,16 @@ class Chooser:
         except KeyboardInterrupt:
             return Unbounded.as_is(replace(chosen.result, interrupted=True))
 
-    def _or_unrewritten(self, now: Unbounded, plans: Sequence[PricedPlan]) -> Unbounded:
+    def _or_unrewritten(self, now: Unbounded, plans: Sequence[Candidate]) -> Unbounded:
         """
         Return `now` or a faster result for the graph without rewrites: one of `plans`, or a quick baseline; where one
         of these is faster, also any other baseline of that graph.
         """
         quick = [] if self.unrewritten_baselines is None else that_fit(self.unrewritten_baselines())
-        chosen = self.with_unrewritten(now, plans, quick)
+        chosen = self.with_unrewritten(now, [*plans, *quick])
         if chosen is now:
             return now
-        return self.with_unrewritten(now, plans, that_fit(self.ask_baselines(self.serial)()))
+        return self.with_unrewritten(now, [*plans, *that_fit(self.ask_baselines(self.serial)())])
 
     def faster(self, now: Unbounded, other: Unbounded) -> Unbounded:
         """
@@ -308,24 +344,34 @@ class Chooser:
         return graph, cost(graph, self.machine, self.emitted.optimizer)
 
     def _choose(
-        self, found: JointPlan, meanwhile: Callable[[], object] = lambda: None, later: bool = False
+        self, found: JointPlan, meanwhile: Callable[[Shares], object] = lambda _: None, later: bool = False
     ) -> Unbounded:
         """
         Return the result for a plan found, among all plans of the same serial graph.
 
-        `meanwhile` runs while the worker makes baselines. The bound is computed meanwhile, too, unless `later`.
+        `meanwhile` is called without shares at first, and then with those of weights' moves that are worth trying in
+        another graph: all in graphs of few operators, otherwise the one at which the fastest plan as emitted was found,
+        if any. The bound is computed meanwhile, too, unless `later`.
         """
         own = self._priced(found.graph)
         result = SearchResult(self.strategy, *own, found.derivation, found.bound, found.explored, joint=found)
-        if found.interrupted or self.machine.devices == 1:
-            return Unbounded.as_is(replace(result, interrupted=found.interrupted))
+        if found.interrupted:
+            return Unbounded.as_is(replace(result, interrupted=True))
+        meanwhile(())
+        if self.machine.devices == 1:
+            return Unbounded.as_is(result)
         try:
             return self._chosen(result, own, found, meanwhile, later)
         except KeyboardInterrupt:
             return Unbounded.as_is(replace(result, interrupted=True))
 
     def _chosen(
-        self, result: SearchResult, own: PricedPlan, found: JointPlan, meanwhile: Callable[[], object], later: bool
+        self,
+        result: SearchResult,
+        own: PricedPlan,
+        found: JointPlan,
+        meanwhile: Callable[[Shares], object],
+        later: bool,
     ) -> Unbounded:
         """
          Complete the result of `own`, the plan found.
@@ -337,19 +383,22 @@ class Chooser:
         4. The bound is of sums of seconds, so the plan of the least sum is given with it as `proved`. Where bounding
             finds a plan of a lesser sum, choose again with that one.
         """
-        known = KnownPlan(found.rewritten, own[1].time, own[1].memory_bytes, found.price)
-        ask = self.bounding.ask
-        bounding = None if later or found.bound is not None else ask(known)
+        bounding = None if later or found.bound is not None else self._ask_bound(found, own[1])
         by_hand = self.ask_baselines(found.rewritten)
-        plans = [own, *plans_with_hidden_moves(found, self.machine, self.emitted.optimizer)]
-        for plan in plans:
-            self.emitted.seconds(plan)
-        meanwhile()
+        optimizer = self.emitted.optimizer
+        is_small = len(own[1].operators) <= limits().sibling_operators
+        if is_small:
+            meanwhile(limits().hidden_shares)
+        hidden = [((), own), *plans_with_hidden_moves(found, self.machine, optimizer, limits().hidden_shares)]
+        plans = [plan for _, plan in hidden]
+        shares, _ = min(hidden, key=lambda each: self.emitted.seconds(each[1]))
+        if shares and not is_small:
+            meanwhile(shares)
         candidates = that_fit(by_hand())
         proved = own if found.bound is not None else self._least_sum(own, candidates)
         first = self.emitted.fastest([proved, *plans], candidates)
         best = self._on_parts(first, found)
-        if len(own[1].operators) <= limits().sibling_operators:
+        if is_small:
             starts = {c.graph: c for c in candidates if c.name in STARTS and c.graph != first[0]}
             others = [self._on_parts(self.emitted.plan(start), found) for start in starts.values()]
             best = self.emitted.fastest([best, *others])
@@ -360,7 +409,7 @@ class Chooser:
             return replace(result, graph=best[0], cost=best[1], bound=bound, joint=explained, proved=of_bound)
 
         def bounded() -> SearchResult:
-            graph, priced, bound = faster_with_bound(proved, (bounding or ask(known))(), self.emitted.optimizer)
+            graph, priced, bound = faster_with_bound(proved, (bounding or self._ask_bound(found, own[1]))(), optimizer)
             if graph is proved[0]:
                 return of(best, proved, bound)
             better = graph, priced
@@ -426,44 +475,40 @@ class Chooser:
             result = replace(result, interrupted=chosen.interrupted)
         return result
 
-    def _unrewritten(self, found: JointPlan) -> list[PricedPlan]:
+    def _unrewritten(self, found: JointPlan, shares: Shares) -> list[Candidate]:
         """
-        Return plans of the graph without rewrites, if the found one has rewrites and memory is not short: that of the
-        least sum of seconds; that with branches on parts of the machine, since rewrites may have joined branches; and
-        those with a part of their weight moves overlapped.
+        Return plans of the graph without rewrites that fit, if the found one has rewrites and memory is not short.
+        Without `shares`, these are that of the least sum of seconds, and that with branches on parts of the machine,
+        since rewrites may have joined branches; otherwise those that are optimal if one of these shares of the seconds
+        of weights' moves is free.
         """
         if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
             return []
-        source = replace(found, graph=realise(self.serial, found.source, found.solver), rewritten=self.serial)
-        priced = self._priced(source.graph)
-        self.emitted.seconds(priced)
-        if not fits(*priced, self.emitted.optimizer):
+        optimizer = self.emitted.optimizer
+        graph = realise(self.serial, found.source, found.solver)
+        if shares:
+            source = replace(found, graph=graph, rewritten=self.serial)
+            hidden = plans_with_hidden_moves(source, self.machine, optimizer, shares)
+            return that_fit(candidate("overlapped", plan, optimizer) for _, plan in hidden)
+        first = candidate("source", self._priced(graph), optimizer)
+        if not first.fits:
             return []
         _, rests, relays = placed(self.serial, found.source, found.solver)
-        on = self.serial, self.machine, self.emitted.optimizer, priced[0]
-        on_parts = place_branches(*on, (rests, relays))
-        plans = [priced] if on_parts is None else [priced, on_parts]
-        hidden = plans_with_hidden_moves(source, self.machine, self.emitted.optimizer)
-        return [*plans, *(plan for plan in hidden if fits(*plan, self.emitted.optimizer))]
+        on_parts = place_branches(self.serial, self.machine, optimizer, graph, (rests, relays))
+        return [first, *that_fit([] if on_parts is None else [candidate("branches", on_parts, optimizer)])]
 
-    def with_unrewritten(
-        self, now: Unbounded, plans: Sequence[PricedPlan], candidates: Sequence[Candidate]
-    ) -> Unbounded:
+    def with_unrewritten(self, now: Unbounded, candidates: Sequence[Candidate]) -> Unbounded:
         """
-        Return `now` or, if one simulates faster, the result for a plan of the graph without rewrites (`serial`), with a
-        lower bound for that graph.
-
-        `plans` are plans of that graph that fit. The first of them has every operator on all devices; lower bounds
-        cover only such plans. `candidates` are the baselines of that graph that fit.
+        Return `now` or, if one simulates faster, the result for one of `candidates`, plans of the graph without
+        rewrites (`serial`) that fit, with a lower bound for that graph.
         """
         of_now = now.result.graph, now.result.cost
-        best = self.emitted.fastest([of_now, *plans], candidates)
+        best = self.emitted.fastest([of_now], candidates)
         if best is of_now:
             return now
-        covered = [c for c in candidates if not c.beyond_bounds]
-        least = map(self.emitted.plan, sorted(covered, key=lambda c: c.seconds)[:1])
         # Bounds do not cover plans on parts of the machine, nor ZeRO-3.
-        proved = min((*plans[:1], *least), key=lambda p: p[1].time, default=best)
+        least = min((c for c in candidates if not c.beyond_bounds), key=lambda c: c.seconds, default=None)
+        proved = best if least is None else self.emitted.plan(least)
         result = SearchResult(now.result.strategy, *best, explored=now.result.explored)
 
         def bounded() -> SearchResult:
@@ -489,29 +534,33 @@ def _with_plan(tried: Sequence[Recomputed], plan: PricedPlan) -> Recomputed | No
     return next((each for each in tried if any(plan[0] is own[0] for own in each[1])), None)
 
 
-def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[PricedPlan]:
+def plans_with_hidden_moves(
+    found: JointPlan, machine: Machine, optimizer: Optimizer, shares: Shares
+) -> Iterator[tuple[Shares, PricedPlan]]:
     """
-    Yield further plans of `found.rewritten`, each with its cost: those that are optimal if a share of the seconds of
-    weights' moves (each of `limits().hidden_shares`) is free, as overlapped with kernels. Plans equal to `found.graph`
-    are left out; yields none where memory is short (`found.price` above 0).
+    Yield further plans of `found.rewritten`, each with its cost, and before it the share for which it is optimal: one
+    of the ascending `shares` of the seconds of weights' moves that is taken to be free, as overlapped with kernels.
+    Plans equal to `found.graph` are left out; yields none where memory is short (`found.price` above 0).
     """
 
-    def fastest(part: float) -> Graph:
-        solver = found.solver.with_price(Price(hidden=part))
+    def fastest(share: float) -> Graph:
+        solver = found.solver.with_price(Price(hidden=share))
         return realise(found.rewritten, solver.solve(found.rewritten), solver)
 
-    def between(low: Graph, parts: Sequence[float], high: Graph) -> list[Graph]:
+    def between(low: Graph, shares: Shares, high: Graph) -> dict[Graph, float]:
         """
         Return plans for the shares between two; a plan's cost is linear in the share, so equal ends need no search.
         """
-        if not parts or low == high:
-            return []
-        middle = fastest(parts[-1])
-        return [*between(low, parts[:-1], middle), middle]
+        if not shares or low == high:
+            return {}
+        *others, share = shares
+        middle = fastest(share)
+        return between(low, others, middle) | {middle: share}
 
-    if found.price == 0:
-        *parts, most = limits().hidden_shares
+    if found.price == 0 and shares:
+        *others, most = shares
         last = fastest(most)
-        for plan in dict.fromkeys([*between(found.graph, parts, last), last]):
+        plans = between(found.graph, others, last)
+        for plan, share in (plans | {last: plans.get(last, most)}).items():
             if plan != found.graph:
-                yield plan, cost(plan, machine, optimizer)
+                yield (share,), (plan, cost(plan, machine, optimizer))

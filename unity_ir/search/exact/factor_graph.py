@@ -134,6 +134,12 @@ class DenseCost:
             self.table, self.at = self.table[np.ix_(*self.at)], None
         return self.table
 
+    def among(self, made: Ints, needs: Ints) -> Floats:
+        """Return the costs [made, needed] of some layouts, indices among those of the ports."""
+        if self.at is not None:
+            made, needs = self.at[0][made], self.at[1][needs]
+        return self.table[made[:, None], needs]
+
     def there(self, of_made: Floats) -> Floats:
         """
         Return the min-sum message to the edge's target, [layout needed]: min over layouts made of `of_made` + cost.
@@ -247,9 +253,19 @@ class Edge:
         The dense cost table [layout made, layout needed] of the edge, in the solver's objective. Raises `TypeError`
         where the cost is not a `DenseCost`.
         """
+        return self._dense().seconds
+
+    def seconds_among(self, sources: Ints, targets: Ints) -> Floats:
+        """
+        Return the cost table [source's row, target's row] of some rows of the two variables. Raises `TypeError` where
+        the cost is not a `DenseCost`.
+        """
+        return self._dense().among(self.made.at[sources], self.needs.at[targets])
+
+    def _dense(self) -> DenseCost:
         if not isinstance(self.between, DenseCost):
             raise TypeError("search: this edge has no table of seconds")
-        return self.between.seconds
+        return self.between
 
 
 @dataclass
@@ -279,6 +295,8 @@ class FactorGraph:
         for number, edge in enumerate(self.edges):
             self.out[edge.source].append(number)
             self.into[edge.target].append(number)
+        self.ends = tuple((edge.source, edge.target) for edge in self.edges)
+        """The variables at the ends of each edge, which stay the same where rows are dropped."""
 
     def among(self, rows: Sequence[Ints]) -> FactorGraph:
         """
@@ -377,16 +395,19 @@ def undominated(
     with the triangle inequality bounding the difference of the edges.
     """
     alive = np.ones(len(seconds), dtype=bool)
-    tried = 0
-    for best in np.argsort(seconds, kind="stable"):
-        if not alive[best]:
-            continue
-        left = np.flatnonzero(alive)
-        instead = np.full(len(left), seconds[best])
-        for at, apart in ends:
-            instead += apart[int(at[best])][at[left]]
-        alive[left[instead < seconds[left] - 1e-15]] = False
-        tried += 1
-        if tried == candidates:
+    order = np.argsort(seconds, kind="stable")
+    start, tried, block = 0, 0, 1
+    while tried < candidates:
+        # Only dearer rows can be dominated. The first few candidates drop most, later ones are tried several at a time.
+        order = np.concatenate([order[:start], order[start:][alive[order[start:]]]])
+        some, left = order[start : start + min(block, candidates - tried)], order[start:]
+        if not len(some):
             break
+        instead = np.repeat(seconds[some][:, None], len(left), axis=1)
+        for at, apart in ends:
+            instead += np.array([apart[int(i)] for i in at[some]])[:, at[left]]
+        alive[left[(instead < seconds[left] - 1e-15).any(axis=0)]] = False
+        tried += len(some)
+        start += len(some)
+        block = min(2 * block, limits().dominating_rows)
     return alive

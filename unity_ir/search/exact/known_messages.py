@@ -96,6 +96,8 @@ def _at(wanted: Ints, layouts: Ints, message: Floats) -> Floats:
 class KnownMessages:
     """The messages of the last searches, by graph and unit of cost."""
 
+    large: set[tuple[object, ...]] = field(default_factory=set[tuple[object, ...]])
+    """Graphs, by the same keys, of which elimination of all rows was found to look at too many entries."""
     _known: dict[tuple[object, ...], Known] = field(default_factory=dict[tuple[object, ...], Known])
 
     def of(self, key: tuple[object, ...]) -> Known | None:
@@ -116,11 +118,18 @@ class Start:
 
     known: KnownMessages
     key: tuple[object, ...]
-    """What the searches have in common that start from one another's messages: the graph, and the unit of cost."""
+    """
+    What the searches have in common that start from one another's messages: the kind of factor graph, the graph, and
+    the unit of cost.
+    """
     moved: Sequence[Moved]
     """Per variable of the factor graph, what the relay's rows are; `PLAIN` for operators."""
     of_shorter: Callable[[FactorGraph], Known | None] | None = None
     """Returns messages from those of a graph with fewer equal layers, which are preferred; None where there is none."""
+    others: Sequence[tuple[object, ...]] = ()
+    """Keys under which to look where no messages are kept under `key`."""
+    kept: bool = True
+    """Whether messages are kept for the next search."""
 
     def messages(self, problem: FactorGraph) -> Messages:
         """
@@ -128,7 +137,8 @@ class Start:
         without such, from those kept last; without these, from zero.
         """
         before = None if self.of_shorter is None else self.of_shorter(problem)
-        before = before or self.known.of(self.key)
+        for key in (self.key, *self.others):
+            before = before or self.known.of(key)
         return Messages(problem, None if before is None else before.start(problem, self.moved))
 
     def now(self, messages: Messages) -> Known:
@@ -144,5 +154,6 @@ class Start:
         )
 
     def keep(self, messages: Known) -> None:
-        """Keep messages for the next search of the graph."""
-        self.known.keep(self.key, messages)
+        """Keep messages for the next search of the graph, if any of this one are."""
+        if self.kept:
+            self.known.keep(self.key, messages)

@@ -47,6 +47,7 @@ from unity_ir.search.exact.factor_graph import (
     port,
     undominated,
 )
+from unity_ir.search.exact.few_rows import best_among
 from unity_ir.search.exact.known_messages import PLAIN, Known, KnownMessages, Moved, Start
 from unity_ir.search.exact.recompute import ALL_SAVED, SavedForBackward
 from unity_ir.search.exact.shorter import shorter
@@ -433,14 +434,17 @@ def _minimum(problem: FactorGraph, memo: Memo, start: Start) -> tuple[float, lis
     """
     Return an incumbent's cost, its rows, and a lower bound on all choices; equal to the cost if it is optimal.
 
-    Messages start from those that `start` knows. Theirs are kept there if the incumbent comes close to the bound: where
-    it does not, it depends on the way to the bound, and would be no better on the way from here.
+    Messages start from those that `start` knows. Theirs of when no row was dropped yet are kept there, as others say
+    nothing of the rows dropped; and only if the incumbent comes close to the bound: where it does not, it depends on
+    the way to the bound, and would be no better on the way from here.
 
     Where the budget ends after an incumbent is found, that is returned. Raises `OutOfBudget` where it ends before.
     """
-    exact = _eliminate(problem, limits().whole_entries, memo)
-    if exact is not None:
-        return (*exact, exact[0])
+    if start.key not in start.known.large:
+        exact = _eliminate(problem, limits().whole_entries, memo)
+        if exact is not None:
+            return (*exact, exact[0])
+        start.known.large.add(start.key)
     messages = start.messages(problem)
     early = start.now(messages)
     best, chosen, few = np.inf, list[int](), limits().best_rows
@@ -453,7 +457,7 @@ def _minimum(problem: FactorGraph, memo: Memo, start: Start) -> tuple[float, lis
             found, few = among_best(problem, messages.slack, few)
             if found[0] < best:
                 best, chosen = found
-            if left >= limits().saved_rows * whole:
+            if left == whole:
                 early = start.now(messages)
             among, left = left, messages.prune(best * (1 + TOLERANCE) - before)
             close = best <= messages.bound * (1 + limits().close)
@@ -485,7 +489,7 @@ def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple
     while True:
         spend(2 * limits().work_port * len(problem.edges))
         among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
-        found = _eliminate(problem.among(among), limits().pruned_entries)
+        found = best_among(problem, among) or _eliminate(problem.among(among), limits().pruned_entries)
         if found is not None:
             return found, few
         few //= 2
@@ -573,10 +577,15 @@ class FactorGraphBuilder:
         return self.chosen(problem, *_minimum(problem, self.solver.memo, self.start()))
 
     def start(self) -> Start:
-        """Return where the messages of a search of this graph start, and are kept for the next one."""
+        """
+        Return where the messages of a search of this graph start, and are kept for the next one. Those of a search with
+        moves hidden are not kept: for another share, those without are the better start.
+        """
         moved = [PLAIN if isinstance(key, Node) else self.moved(key) for key in self.numbers]
-        key = self.outputs, self.solver.price.second == 0
-        return Start(self.solver.known, key, moved, partial(self._messages_of_shorter, moved))
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, FactorGraphBuilder)]
+        key, *others = ((kind, self.outputs, self.solver.price.second == 0) for kind in kinds)
+        kept = not self.solver.price.hidden
+        return Start(self.solver.known, key, moved, partial(self._messages_of_shorter, moved), others, kept)
 
     def _messages_of_shorter(self, moved: Sequence[Moved], whole: FactorGraph) -> Known | None:
         """

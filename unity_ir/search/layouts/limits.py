@@ -83,12 +83,16 @@ class SearchLimits:
     """
     known_messages: int = 2**25
     """Numbers in messages that are kept for the next search of the same graph, over all graphs: 256 MiB."""
-    saved_rows: float = 0.9
-    """Share of a graph's rows down to which its messages are those kept: later ones know nothing of the rest."""
     short_passes: int = 20
     """TRW-S passes there and back, at most, for a graph with few of another's equal layers."""
     settled: float = 1e-5
     """Part of the bound by which such passes must raise it, for others to follow."""
+    few_entries: int = 4_000_000
+    """Entries of all tables up to which an incumbent among few rows is looked for with tables of all of them."""
+    work_few_rows: int = 10_000
+    """Work charged for an edge or a variable in such a search."""
+    dominating_rows: int = 16
+    """Rows of a variable that are compared with all its others at a time."""
     best_rows: int = 8
     """Rows of each variable, those with the least slack, among which an incumbent is looked for."""
     exact_passes: int = 60

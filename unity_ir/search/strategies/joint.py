@@ -144,8 +144,7 @@ class Joint:
                 joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()
             )
             fastest = search()
-            if cost(fastest.graph, machine, optimizer).memory_bytes > machine.device.usable:
-                chooser.ask_baselines(graph)
+            chooser.begin(fastest)
             try:
                 found = joint_within(fastest, graph, lambda solver: search(solver=solver))
             except Refused as refused:
