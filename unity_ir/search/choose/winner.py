@@ -379,7 +379,7 @@ class Chooser:
          1. Ask the workers for a bound, unless the search found one, and for baselines.
          2. Simulate the plan found, and those with a part of its weight moves overlapped.
          3. Take the fastest of them and of the baselines, or a faster one with operators on parts of the machine: made
-           from that one or, in graphs of few operators, from one of the baselines `STARTS`.
+           from that one or, in graphs of few operators, with branches there, from one of the baselines `STARTS`.
         4. The bound is of sums of seconds, so the plan of the least sum is given with it as `proved`. Where bounding
             finds a plan of a lesser sum, choose again with that one.
         """
@@ -397,11 +397,10 @@ class Chooser:
         candidates = that_fit(by_hand())
         proved = own if found.bound is not None else self._least_sum(own, candidates)
         first = self.emitted.fastest([proved, *plans], candidates)
-        best = self._on_parts(first, found)
-        if is_small:
-            starts = {c.graph: c for c in candidates if c.name in STARTS and c.graph != first[0]}
-            others = [self._on_parts(self.emitted.plan(start), found) for start in starts.values()]
-            best = self.emitted.fastest([best, *others])
+        starts = [c.graph for c in candidates if is_small and c.name in STARTS and c.graph != first[0]]
+        with ForkedWorker(partial(self._branches_of, found), beside=_is_large(self.machine) and bool(starts)) as worker:
+            branches = worker.ask(starts)
+            best = self.emitted.fastest([self._on_parts(first, found)], branches())
 
         def of(best: PricedPlan, proved: PricedPlan, bound: float | None) -> SearchResult:
             explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None
@@ -452,6 +451,12 @@ class Chooser:
             siblings, branches = place_siblings(*on), answer()
         others = siblings, None if branches is None else self._priced(branches)
         return self.emitted.fastest([plan, *(p for p in others if p is not None)])
+
+    def _branches_of(self, found: JointPlan, starts: Sequence[Graph]) -> list[Candidate]:
+        """Return plans that fit, with branches on parts of the machine, made from baselines of the rewritten graph."""
+        optimizer = self.emitted.optimizer
+        made = [place_branches(found.rewritten, self.machine, optimizer, start, ({}, {})) for start in starts]
+        return that_fit(candidate("branches", plan, optimizer) for plan in made if plan is not None)
 
     def _with_rival(self, result: SearchResult, found: JointPlan) -> SearchResult:
         """Return the result, or that of the graph that is fastest on one device, if its plan simulates faster."""
