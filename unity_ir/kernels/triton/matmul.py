@@ -188,6 +188,7 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     exact = x.dtype == "f32"
     wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
+    is_large = not exact and min(sizes[d] for d in "mnk") >= MANY_STEPS
     batched = sizes["b"] > 1
     if "pipelined" in wanted and half:
         tile = tile_of(sizes, epilogue.work)
@@ -231,8 +232,8 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
             name = f"{prefix}matmul{form}_kernel"
         return name, text.format(name=name, **fields)
 
-    large = takes_descriptors(of, x.dtype) and prefers_descriptors(sizes, tile, epilogue.work)
-    if stage.total and any(each.overlaps(sizes) for each in ((tile,) if full else ()) + ((LARGEST,) if large else ())):
+    copied = descriptor_tile(sizes, tile, epilogue.work) if takes_descriptors(of, x.dtype) else None
+    if stage.total and any(each.overlaps(sizes) for each in ((tile,) if full else ()) + ((copied,) if copied else ())):
         raise UnityError(f"pcg.{stage.operator}: tiles of a product overlap, so it cannot be added to a tensor")
     launch = KernelLaunch(
         *named(_TEXT, fields, "batched_" * batched, form),
@@ -243,18 +244,18 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         tile.stages,
         stage.allocation,
         tuple(each.allocation for each in more),
-        wanted,
+        (*wanted, *("short",) * is_large),
         "product",
         options_name=f"{'FULL_' * full}TILE_{tile.name}{'_WIDE' * stage.wide}",
         seconds=0.0 if exact else seconds(tile, sizes),
         tiles=max(tile.count(sizes) * sizes["b"], sizes["m"] * sizes["n"] * sizes["b"] // 64**2),
     )
-    if not large:
+    if copied is None:
         return launch
     columns = {"X_COLUMNS": of.x_strides["m"] == 1, "W_COLUMNS": of.w_strides["k"] == 1}
     # Results pass through shared memory on their way out.
-    narrow = all(each.output.dtype != "f32" for each in (stage, *more))
-    stages = 4 if narrow else 3
+    is_wide = copied == LARGEST and any(each.output.dtype == "f32" for each in (stage, *more))
+    stages = copied.stages - is_wide
     letters = "".join("T" if turned else "N" for turned in columns.values())
     aligned = Epilogue(of, (stage, *more), Names(_TAKEN), beyond=True)
     fields |= {
@@ -268,12 +269,13 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         launch,
         kernel=kernel,
         text=text,
-        grid=(min(SMS, LARGEST.count(sizes)),),
-        constants={"BLOCK_M": LARGEST.m, "BLOCK_N": LARGEST.n, "BLOCK_K": LARGEST.k, **columns, "WIDE": stage.wide},
+        grid=(min(SMS, copied.count(sizes)),),
+        constants={"BLOCK_M": copied.m, "BLOCK_N": copied.n, "BLOCK_K": copied.k, **columns, "WIDE": stage.wide},
         num_stages=stages,
-        expects=("mma", "pipelined"),
-        seconds=seconds(LARGEST, sizes),
-        options_name=f"LARGE_TILE_{letters}_{stages}{'_WIDE' * stage.wide}",
+        expects=("mma", "pipelined", *("short",) * is_large),
+        # Only the largest tile was measured, so other choices are made as if there were no descriptors.
+        seconds=seconds(copied, sizes) if copied == LARGEST else launch.seconds,
+        options_name=f"LARGE_TILE_{copied.name}_{letters}_{stages}{'_WIDE' * stage.wide}",
         otherwise=launch,
     )
 
@@ -345,8 +347,18 @@ class Tile:
         return sizes["m"] % self.m > 0 or sizes["n"] % self.n > 0
 
 
-LARGEST = Tile(128, 256, 64)
-"""The tile of products whose operands are copied by descriptors."""
+LARGEST = Tile(128, 256, 64, stages=4, work=LIGHT)
+"""The tile of large products whose operands are copied by descriptors."""
+COPIED = (LARGEST, Tile(128, 128, 128, speed=0.75), Tile(128, 64, 128, speed=0.55))
+"""
+Tiles whose operands are copied by descriptors. Around a step of K there are some 80 instructions that wait for copies
+and begin others, whatever the tile, so smaller ones have longer steps.
+"""
+MANY_STEPS = 1024
+"""
+Least rows, columns and summed elements of a product of which small tiles are copied by descriptors, too: those of a
+smaller one are few for the time that it takes to make descriptors.
+"""
 LARGE = (Tile(128, 128, 64, speed=0.75, work=LIGHT), Tile(128, 64, 64, speed=0.55))
 """Other tiles of large products of 16 bits, the preferred ones first."""
 SMS = 132
@@ -391,15 +403,16 @@ def takes_descriptors(of: Contraction, dtype: str) -> bool:
     )
 
 
-def prefers_descriptors(sizes: Mapping[str, int], tile: Tile, work: int) -> bool:
+def descriptor_tile(sizes: Mapping[str, int], tile: Tile, work: int) -> Tile | None:
     """
-    Return whether a product of these `sizes` (by "b", "m", "n", "k") is estimated to be no slower in tiles `LARGEST`,
-    copied by descriptors (TMA), than in tiles `tile`, copied by pointers. False if the product is smaller than such a
-    tile, or if `work`, the estimate of the epilogue's registers (`Epilogue.work`), is more than `LIGHT`.
+    Return the tile of `COPIED` in which a product of these `sizes` (by "b", "m", "n", "k"), whose operands descriptors
+    can copy (`takes_descriptors`), is estimated to be the fastest; None if it is slower than in tiles `tile`, copied by
+    pointers, or if there is none that fits. `work` is the estimate of the epilogue's registers (`Epilogue.work`).
     """
-    if work > LIGHT or sizes["m"] < LARGEST.m or sizes["n"] < LARGEST.n or sizes["k"] < LARGEST.k:
-        return False
-    return seconds(LARGEST, sizes) <= seconds(tile, sizes)
+    known = COPIED if min(sizes[d] for d in "mnk") >= MANY_STEPS else (LARGEST,)
+    fitting = [t for t in known if all(getattr(t, d) <= sizes[d] for d in "mnk") and work <= t.work]
+    best = min(fitting, key=lambda t: seconds(t, sizes), default=None)
+    return None if best is None or seconds(best, sizes) > seconds(tile, sizes) else best
 
 
 def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:
