@@ -123,6 +123,17 @@ def test_small_tiles_by_descriptors(
     check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)
 
 
+@pytest.mark.parametrize(("columns", "tile"), [(4096, 256), (4097, 128)])
+def test_results_stored_element_by_element_need_registers(columns: int, tile: int) -> None:
+    """Two float32 results of 128 x 256 with unaligned rows would not fit."""
+    product = "sum[k](x[m, k] * w[n, k])"
+    line = parse_line(f"f(x, w, b) out[m, n] = {product} + b[n]; s[m, n] = {product} + b[n]")
+    bound = bind(line, ((4096, 1024), (columns, 1024), (columns,)), {})
+    bound = replace(bound, results=tuple(replace(each, dtype="f32") for each in bound.results))
+    made = launcher(bound, ["bf16"] * 3)
+    assert made.compiled[0].constants["BLOCK_N"] == tile
+
+
 def test_padded_rows(runner: Any) -> None:
     """Tiles by descriptors are stored up to a multiple of 16 columns where rows have room; no bias is read there."""
     line = parse_line("product(x, w, b) out[m, n] = sum[k](x[m, k] * w[n, k]) + b[n]")
