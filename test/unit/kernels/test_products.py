@@ -123,6 +123,53 @@ def test_small_tiles_by_descriptors(
     check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)
 
 
+BATCHES = [
+    # A batch, and the columns of each head as one.
+    ("product(x, w) out[b, m, n] = sum[k](x[b, m, k] * w[b, n, k])", ((3, 136, 136), (3, 136, 136))),
+    ("product(x, w) out[h, m, n] = sum[k](x[m, k] * w[k, h, n])", ((136, 136), (136, 3, 136))),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "shapes"), BATCHES)
+def test_batches_by_descriptors(line: str, shapes: Any, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 tiles by two programs for each product, the last ones moved inside."""
+    monkeypatch.setattr(matmul, "SMS", 6)
+    monkeypatch.setattr(matmul, "MANY_STEPS", 64)
+    bound = bind(parse_line(line), shapes, {})
+    made = launcher(bound, ["bf16", "bf16"])
+    assert [c.descriptors for c in made.compiled] == [True, False]
+    assert "[(2, 3)]" in made.source
+    made = where_there_are(made, True)
+    check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((1, 1024, 1024, 1024), True),
+        ((1, 1024, 1024, 1023), False),
+        ((1, 1023, 4096, 4096), False),
+        # Columns of 8 heads, and of one.
+        ((8, 4096, 128, 1024), True),
+        ((2, 4096, 64, 1024), False),
+        ((512, 512, 512, 64), False),
+    ],
+)
+def test_large(sizes: tuple[int, int, int, int], expected: bool) -> None:
+    assert matmul.is_large(dict(zip("bmnk", sizes, strict=True))) == expected
+
+
+def test_a_batch_of_unaligned_products_is_copied_by_pointers() -> None:
+    line = parse_line("product(x, w) out[b, m, n] = sum[k](x[b, m, k] * w[b, k, n])")
+    ((b, m, k), n) = (8, 512, 1024), 516
+    made = launcher(bind(line, ((b, m, k), (b, k, n)), {}), ["bf16", "bf16"])
+    assert [(c.descriptors, "short" in c.expects) for c in made.compiled] == [(None, False)]
+    line = parse_line("product(x, w) out[b, m, n] = sum[k](x[b, k, m] * w[b, k, n])")
+    made = launcher(bind(line, ((b, k, m), (b, k, 512)), {}), ["bf16", "bf16"])
+    assert [(c.descriptors, "short" in c.expects) for c in made.compiled] == [(True, True), (False, True)]
+
+
 @pytest.mark.parametrize(("columns", "tile"), [(4096, 256), (4097, 128)])
 def test_results_stored_element_by_element_need_registers(columns: int, tile: int) -> None:
     """Two float32 results of 128 x 256 with unaligned rows would not fit."""

@@ -111,7 +111,7 @@ def {name}(
     several tiles, and copies operands of the next while it stores one. A tile's halves are stored one after the other,
     in the same registers.
     """
-    if X_COLUMNS:
+{offsets}    if X_COLUMNS:
         x_tiles = tl.make_tensor_descriptor(x_ptr, [K, M], [x_k, 1], [BLOCK_K, BLOCK_M])
     else:
         x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_m, 1], [BLOCK_M, BLOCK_K])
@@ -188,7 +188,6 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     exact = x.dtype == "f32"
     wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
-    is_large = not exact and min(sizes[d] for d in "mnk") >= MANY_STEPS
     batched = sizes["b"] > 1
     if "pipelined" in wanted and half:
         tile = tile_of(sizes, epilogue.work)
@@ -233,6 +232,8 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         return name, text.format(name=name, **fields)
 
     copied = descriptor_tile(sizes, tile, epilogue.work) if takes_descriptors(of, x.dtype) else None
+    # Operands of a batch may be where no descriptor reaches them.
+    short = ("short",) if not exact and is_large(sizes) and (copied or not batched) else ()
     if stage.total and any(each.overlaps(sizes) for each in ((tile,) if full else ()) + ((copied,) if copied else ())):
         raise UnityError(f"pcg.{stage.operator}: tiles of a product overlap, so it cannot be added to a tensor")
     launch = KernelLaunch(
@@ -244,7 +245,7 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         tile.stages,
         stage.allocation,
         tuple(each.allocation for each in more),
-        (*wanted, *("short",) * is_large),
+        (*wanted, *short),
         "product",
         options_name=f"{'FULL_' * full}TILE_{tile.name}{'_WIDE' * stage.wide}",
         seconds=0.0 if exact else seconds(tile, sizes),
@@ -264,15 +265,16 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         "end": f"tl.cdiv(N, {BLOCK}) * {BLOCK}" if aligned.roomy else "N",
         "inside": "(n < N)[None, :]" if aligned.roomy else "tl.full((1, BLOCK_N // 2), True, tl.int1)",
     }
-    kernel, text = named(_LARGE_TEXT, fields, "large_", None if aligned.roomy else form)
+    kernel, text = named(_LARGE_TEXT, fields, f"large_{'batched_' * batched}", None if aligned.roomy else form)
+    programs = min(max(SMS // sizes["b"], 1), copied.count(sizes))
     return replace(
         launch,
         kernel=kernel,
         text=text,
-        grid=(min(SMS, copied.count(sizes)),),
+        grid=(programs, sizes["b"]) if batched else (programs,),
         constants={"BLOCK_M": copied.m, "BLOCK_N": copied.n, "BLOCK_K": copied.k, **columns, "WIDE": stage.wide},
         num_stages=stages,
-        expects=("mma", "pipelined", *("short",) * is_large),
+        expects=("mma", "pipelined", *short),
         # Only the largest tile was measured, so other choices are made as if there were no descriptors.
         seconds=seconds(copied, sizes) if copied == LARGEST else launch.seconds,
         options_name=f"LARGE_TILE_{copied.name}_{letters}_{stages}{'_WIDE' * stage.wide}",
@@ -390,12 +392,22 @@ def tile_of(sizes: Mapping[str, int], work: int) -> Tile:
     return min(fitting, key=lambda t: seconds(t, sizes))
 
 
+def is_large(sizes: Mapping[str, int]) -> bool:
+    """
+    Return whether a product of these `sizes` (by "b", "m", "n", "k") has at least `MANY_STEPS` rows, columns and summed
+    elements. The products of a batch, such as those with the columns of each head, are rows or columns of one.
+    """
+    area = sizes["b"] * sizes["m"] * sizes["n"]
+    few = sizes["b"] == 1 and min(sizes["m"], sizes["n"]) < MANY_STEPS
+    return sizes["k"] >= MANY_STEPS and area >= MANY_STEPS**2 and not few
+
+
 def takes_descriptors(of: Contraction, dtype: str) -> bool:
     """
     Return whether tiles of both operands of the product `of`, of element type `dtype`, can be copied by descriptors
     (TMA): matrices of 16-bit elements whose rows (or columns) are consecutive and start at multiples of 16 bytes.
     """
-    if dtype == "f32" or of.sizes["b"] > 1:
+    if dtype == "f32" or any(own.get("b", 0) % 8 for own in (of.x_strides, of.w_strides)):
         return False
     return all(
         1 in (far, near) and max(far, near) % 8 == 0
@@ -409,7 +421,7 @@ def descriptor_tile(sizes: Mapping[str, int], tile: Tile, work: int) -> Tile | N
     can copy (`takes_descriptors`), is estimated to be the fastest; None if it is slower than in tiles `tile`, copied by
     pointers, or if there is none that fits. `work` is the estimate of the epilogue's registers (`Epilogue.work`).
     """
-    known = COPIED if min(sizes[d] for d in "mnk") >= MANY_STEPS else (LARGEST,)
+    known = COPIED if is_large(sizes) else () if sizes["b"] > 1 else (LARGEST,)
     fitting = [t for t in known if all(getattr(t, d) <= sizes[d] for d in "mnk") and work <= t.work]
     best = min(fitting, key=lambda t: seconds(t, sizes), default=None)
     return None if best is None or seconds(best, sizes) > seconds(tile, sizes) else best
