@@ -102,14 +102,14 @@ def {name}(
     {pointers},
     {integers},
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    X_COLUMNS: tl.constexpr, W_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    X_COLUMNS: tl.constexpr, W_COLUMNS: tl.constexpr, SEVERAL: tl.constexpr, WIDE: tl.constexpr,
 ):
     """
     {result}[m, n] = sum[k](x[m, k] * w[k, n]){more}.
 
-    Elements of a row of each operand, or of one of its COLUMNS, are consecutive in memory. Each program computes
-    several tiles, and copies operands of the next while it stores one. A tile's halves are stored one after the other,
-    in the same registers.
+    Elements of a row of each operand, or of one of its COLUMNS, are consecutive in memory. If programs compute SEVERAL
+    tiles each, they copy operands of the next while they store one. A tile's halves are stored one after the other, in
+    the same registers.
     """
 {offsets}    if X_COLUMNS:
         x_tiles = tl.make_tensor_descriptor(x_ptr, [K, M], [x_k, 1], [BLOCK_K, BLOCK_M])
@@ -120,7 +120,7 @@ def {name}(
     else:
         w_tiles = tl.make_tensor_descriptor(w_ptr, [K, N], [w_k, 1], [BLOCK_K, BLOCK_N])
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-    for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+    for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=SEVERAL):
         first_m, first_n = corner(number, M, {end}, BLOCK_M, BLOCK_N, True)
         whole = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, K, BLOCK_K):
@@ -164,7 +164,7 @@ LIGHT = 16
 """Most work of an epilogue (`Epilogue.work`) with which square tiles fit registers; more keeps intermediate values."""
 _TAKEN = (
     *("corner", "first_m", "first_n", "half", "k", "left", "number", "right", "tiles", "whole", "x_tiles", "w_tiles"),
-    *("X_COLUMNS", "W_COLUMNS", ADDED),
+    *("X_COLUMNS", "W_COLUMNS", "SEVERAL", ADDED),
     *("b", "m", "n", "m_inside", "n_inside", "product", "tile", "x", "w"),
     *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "FULL", "WIDE", "INPUT_PRECISION"),
     *("INTERPRETED", "x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
@@ -267,17 +267,19 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     }
     kernel, text = named(_LARGE_TEXT, fields, f"large_{'batched_' * batched}", None if aligned.roomy else form)
     programs = min(max(SMS // sizes["b"], 1), copied.count(sizes))
+    given = {**columns, "SEVERAL": programs < copied.count(sizes), "WIDE": stage.wide}
+    which = f"{'SEVERAL_' * given['SEVERAL']}{copied.name}_{letters}_{stages}{'_WIDE' * stage.wide}"
     return replace(
         launch,
         kernel=kernel,
         text=text,
         grid=(programs, sizes["b"]) if batched else (programs,),
-        constants={"BLOCK_M": copied.m, "BLOCK_N": copied.n, "BLOCK_K": copied.k, **columns, "WIDE": stage.wide},
+        constants={"BLOCK_M": copied.m, "BLOCK_N": copied.n, "BLOCK_K": copied.k, **given},
         num_stages=stages,
         expects=("mma", "pipelined", *short),
         # Only the largest tile was measured, so other choices are made as if there were no descriptors.
         seconds=seconds(copied, sizes) if copied == LARGEST else launch.seconds,
-        options_name=f"LARGE_TILE_{copied.name}_{letters}_{stages}{'_WIDE' * stage.wide}",
+        options_name=f"LARGE_TILE_{which}",
         otherwise=launch,
     )
 
