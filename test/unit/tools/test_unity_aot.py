@@ -98,6 +98,13 @@ def test_steps_of_a_large_product_by_pointers(loop: Loop | None, message: str | 
     assert violations(job, outcome, "cuda:80") == []
 
 
+def test_an_attention_without_wgmma() -> None:
+    job = Job("def k(): ...", replace(LAUNCH, expects=("mma", "wgmma")))
+    outcome = replace(FITS, instructions=("cp.async", "mma.sync"))
+    assert violations(job, outcome, "cuda:90") == ["has no wgmma in its loop"]
+    assert violations(job, outcome, "cuda:80") == violations(job, replace(outcome, loop=STEP), "cuda:90") == []
+
+
 def test_matrix_instructions_of_warps_beside_those_of_groups() -> None:
     job, outcome = Job("def k(): ...", LAUNCH), replace(FITS, instructions=("mma.sync", "wgmma"))
     assert violations(job, outcome, "cuda:90") == ["multiplies by mma.sync beside wgmma"]

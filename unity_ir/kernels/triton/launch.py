@@ -55,7 +55,8 @@ class Compiled:
     expects: tuple[str, ...] = ()
     """
     What its machine code must be like, as `unity-aot` checks: `mma`: with instructions of the matrix units;
-    `pipelined`: with asynchronous copies to shared memory; `short`: with few instructions in a step of K.
+    `pipelined`: with asynchronous copies to shared memory; and on Hopper `wgmma`: with those of groups of four warps,
+    in the loop; `short`: as `wgmma`, with few instructions in a step of K.
     """
     descriptors: bool | None = None
     """Whether it is launched on GPUs that copy tiles by descriptors, or on the others; None: on all."""

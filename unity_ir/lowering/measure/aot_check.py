@@ -83,8 +83,8 @@ def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     it passes all. `outcome` is the result of compiling `job`.
 
     It must compile, keep everything in registers, fit shared memory (`SHARED_LIMITS`), contain the instructions that
-    its launch expects, and have each argument that is always 1 as a `constexpr`. On Hopper a kernel multiplies by
-    `wgmma` alone if at all, and a product without masks selects nothing in its loop (`MOST_SELECTS`), which is short
+    its launch expects, and have each argument that is always 1 as a `constexpr`. On Hopper a kernel with `wgmma` has no
+    other matrix instruction, and a product without masks selects nothing in its loop (`MOST_SELECTS`), which is short
     (`MOST_INSTRUCTIONS`) if tiles are copied by descriptors, or the product is large. Kernels with sines or cosines may
     have a stack frame, for the table that reduces large angles.
     """
@@ -118,7 +118,7 @@ def _wrong_steps(compiled: Compiled, took: Resources) -> list[str]:
     loop, constants = took.loop, compiled.constants
     by_descriptors, is_large = "X_COLUMNS" in constants, "short" in compiled.expects
     if loop is None:
-        return [*wrong, "has no wgmma in its loop"] if is_large else wrong
+        return [*wrong, "has no wgmma in its loop"] if is_large or "wgmma" in compiled.expects else wrong
     if (by_descriptors or constants.get("FULL")) and loop.selects > MOST_SELECTS:
         wrong.append(f"selects {loop.selects} values in a step of K")
     if by_descriptors or is_large:
