@@ -267,8 +267,10 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     }
     kernel, text = named(_LARGE_TEXT, fields, f"large_{'batched_' * batched}", None if aligned.roomy else form)
     programs = min(max(SMS // sizes["b"], 1), copied.count(sizes))
-    given = {**columns, "SEVERAL": programs < copied.count(sizes), "WIDE": stage.wide}
-    which = f"{'SEVERAL_' * given['SEVERAL']}{copied.name}_{letters}_{stages}{'_WIDE' * stage.wide}"
+    # The loop over several tiles is longer; without it some results of the largest would not fit registers.
+    several = copied == LARGEST or programs < copied.count(sizes)
+    given = {**columns, "SEVERAL": several, "WIDE": stage.wide}
+    which = f"{'SEVERAL_' * several}{copied.name}_{letters}_{stages}{'_WIDE' * stage.wide}"
     return replace(
         launch,
         kernel=kernel,
