@@ -111,7 +111,8 @@ def {name}(
     tiles each, they copy operands of the next while they store one. A tile's halves are stored one after the other, in
     the same registers.
     """
-{offsets}    if X_COLUMNS:
+{offsets}\
+    if X_COLUMNS:
         x_tiles = tl.make_tensor_descriptor(x_ptr, [K, M], [x_k, 1], [BLOCK_K, BLOCK_M])
     else:
         x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_m, 1], [BLOCK_M, BLOCK_K])
