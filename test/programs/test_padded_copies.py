@@ -29,9 +29,9 @@ def head(vocabulary: int) -> Graph:
     return Graph("head", (x, labels), (loss,))
 
 
-def planned(vocabulary: int, **options: Any) -> Plan:
+def planned(vocabulary: int, strategy: str = "fsdp", **options: Any) -> Plan:
     on = machine("2gpu")
-    return plan_graph(run(head(vocabulary), on, "fsdp").graph, on, options=PlanOptions(**options))
+    return plan_graph(run(head(vocabulary), on, strategy).graph, on, options=PlanOptions(**options))
 
 
 def copies(plan: Plan) -> list[tuple[Compute, int]]:
@@ -56,12 +56,22 @@ def test_a_gathered_weight_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert copies(planned(259, kernels="torch")) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("matmul", ["triton", "torch"])
-def test_a_copy_changes_no_number(ranks: Ranks, matmul: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = emit(planned(259, matmul=matmul), head(259)).text
+def test_a_weight_is_copied_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(padded_rows, "WORTH_A_COPY", 16)
-    copied = emit(planned(259, matmul=matmul), head(259)).text
+    plan = planned(259, "data-parallel")
+    ((copy, _),) = copies(plan)
+    moves = {i.result: i.operand for i in plan.program.body if isinstance(i, ReshardMove)}
+    assert {moves.get(r, r) for r in copy.operands} == {i.result for i in plan.program.leaves("weight")}
+    lines = [line.action for line in plan.schedule.lines]
+    assert lines.index(copy) + 1 == next(k for k, i in enumerate(lines) if isinstance(i, Compute) and i != copy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "matmul"), [("fsdp", "triton"), ("fsdp", "torch"), ("data-parallel", "triton")])
+def test_a_copy_changes_no_number(ranks: Ranks, strategy: str, matmul: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = emit(planned(259, strategy, matmul=matmul), head(259)).text
+    monkeypatch.setattr(padded_rows, "WORTH_A_COPY", 16)
+    copied = emit(planned(259, strategy, matmul=matmul), head(259)).text
     assert "# cast [16, 259]" in copied
     assert "# cast [16, 259]" not in plain
     (*_, loss, found), (*_, expected_loss, expected) = (ranks.run(text, 2, gradients)[0] for text in (copied, plain))

@@ -4,8 +4,8 @@ Pad the rows of tensors that matrix products read or make, and whose rows would 
 A vocabulary of 30,522 words makes rows of logits of 61,044 bytes. Copies to shared memory need addresses that are
 multiples of 16 bytes; without, the weight's gradient of BERT-Large's head takes cuBLAS 3.8 ms instead of 2.1 ms on an
 H100 (bench/results/gpu.json). So such rows are stored with up to 63 elements more, that nobody reads. What is padded
-is a tensor of 16-bit numbers within one rank's step, made and read by kernels that take any stride. Moves make tensors
-without padding; large products read a padded copy of them.
+is a tensor of 16-bit numbers within one rank's step, made and read by kernels that take any stride. Weights, and what
+moves make, have no padding; large products read a padded copy of them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.program import (
     Compute,
     Instruction,
+    Leaf,
     Program,
     Register,
     ReshardMove,
@@ -79,16 +80,16 @@ def with_padded_rows(program: Program, choice: Choice) -> Program:
 
 def with_padded_copies(program: Program, choice: Choice) -> Program:
     """
-    Return the program in which matrices that moves make, and whose rows would not begin at multiples of 16 bytes, are
-    copied to padded rows for large products (`WORTH_A_COPY`), by a cast to the type that they have. The other operators
-    that can read padded rows read the copy, too, so that what the move made can be freed.
+    Return the program in which weights, and matrices that moves make, whose rows do not begin at multiples of 16 bytes
+    are copied to padded rows for large products (`WORTH_A_COPY`), by a cast to the type that they have. The other
+    operators that can read padded rows read the copy, too, so that what a move made can be freed.
 
         y = move(x);  a = matmul(y, w);  b = sum(y)  ->  y = move(x);  z = cast(y);  a = matmul(z, w);  b = sum(z)
 
     `choice` is as of `with_padded_rows`.
     """
-    moved = {i.result for i in program.body if isinstance(i, ReshardMove)}
-    wanted = {r for r in moved if program.tensors[r].dtype in HALVES and _is_unaligned(program, r)}
+    given = {i.result for i in program.body if isinstance(i, ReshardMove) or is_weight(i)}
+    wanted = {r for r in given if program.tensors[r].dtype in HALVES and _is_unaligned(program, r)}
     tensors = dict(program.tensors)
     copies: dict[Register, Compute] = {}
     takers: dict[Register, list[Compute]] = {}
@@ -110,6 +111,11 @@ def with_padded_copies(program: Program, choice: Choice) -> Program:
         copied |= {r: copies[r].results[0] for r in those}
         body.append(reading(instruction, {r: copied[r] for r in those}))
     return replace(program, tensors=tensors, body=tuple(body))
+
+
+def is_weight(instruction: Instruction) -> bool:
+    """Return whether an instruction takes a weight, or its kept cast, from memory."""
+    return isinstance(instruction, Leaf) and instruction.op in ("weight", "cast")
 
 
 def _copy(program: Program, register: Register, result: Register) -> Compute | None:
