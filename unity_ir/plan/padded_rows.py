@@ -25,7 +25,6 @@ from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.program import (
     Compute,
     Instruction,
-    Leaf,
     Program,
     Register,
     ReshardMove,
@@ -88,7 +87,8 @@ def with_padded_copies(program: Program, choice: Choice) -> Program:
 
     `choice` is as of `with_padded_rows`.
     """
-    given = {i.result for i in program.body if isinstance(i, ReshardMove) or is_weight(i)}
+    given = [i.result for i in program.body if isinstance(i, ReshardMove)]
+    given += [i.result for op in ("weight", "cast") for i in program.leaves(op)]
     wanted = {r for r in given if program.tensors[r].dtype in HALVES and _is_unaligned(program, r)}
     tensors = dict(program.tensors)
     copies: dict[Register, Compute] = {}
@@ -111,11 +111,6 @@ def with_padded_copies(program: Program, choice: Choice) -> Program:
         copied |= {r: copies[r].results[0] for r in those}
         body.append(reading(instruction, {r: copied[r] for r in those}))
     return replace(program, tensors=tensors, body=tuple(body))
-
-
-def is_weight(instruction: Instruction) -> bool:
-    """Return whether an instruction takes a weight, or its kept cast, from memory."""
-    return isinstance(instruction, Leaf) and instruction.op in ("weight", "cast")
 
 
 def _copy(program: Program, register: Register, result: Register) -> Compute | None:
