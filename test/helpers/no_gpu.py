@@ -36,7 +36,9 @@ def without_gpu(launch: Callable[..., None] = nothing) -> Iterator[None]:
             sizes = dict.fromkeys(("global_scratch_size", "profile_scratch_size"), 0)
             others = ("global_scratch_align", "profile_scratch_align", "launch_cooperative_grid", "launch_pdl")
             vars(self._run).update(launch=launch, num_ctas=1, **sizes, **dict.fromkeys(others, 1))
-            vars(self._run).update(arg_annotations=None, kernel_signature=None)
+            # Triton 3.6 has a function in C for each signature.
+            own = {"arg_annotations", "kernel_signature"}.intersection(CudaLauncher.__init__.__code__.co_names)
+            vars(self._run).update(dict.fromkeys(own))
 
     driver = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", 90, 32),

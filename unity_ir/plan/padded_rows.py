@@ -4,7 +4,8 @@ Pad the rows of tensors that matrix products read or make, and whose rows would 
 A vocabulary of 30,522 words makes rows of logits of 61,044 bytes. Copies to shared memory need addresses that are
 multiples of 16 bytes; without, the weight's gradient of BERT-Large's head takes cuBLAS 3.8 ms instead of 2.1 ms on an
 H100 (bench/results/gpu.json). So such rows are stored with up to 63 elements more, that nobody reads. What is padded
-is a tensor of 16-bit numbers within one rank's step, made and read by kernels that take any stride.
+is a tensor of 16-bit numbers within one rank's step, made and read by kernels that take any stride. Weights, and what
+moves make, have no padding; large products read a padded copy of them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,20 @@ from unity_ir.forms.contraction import contraction
 from unity_ir.forms.rewrite import simplified
 from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
+from unity_ir.pcg.sharding import assignment_for
 from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
 from unity_ir.plan.local_operator import LocalOperator, local_operator
-from unity_ir.plan.program import Compute, Program, Register, makes, reads
+from unity_ir.plan.program import (
+    Compute,
+    Instruction,
+    Program,
+    Register,
+    ReshardMove,
+    global_line,
+    makes,
+    reading,
+    reads,
+)
 
 ALIGNED = 16
 """Bytes of an asynchronous copy to shared memory, and of what a tensor descriptor's strides are multiples."""
@@ -28,6 +40,11 @@ ROW = 64
 """A padded row has a multiple of so many elements: a cache line of 16-bit numbers."""
 FEWEST = 256
 """Fewest elements of a row that is worth it."""
+WORTH_A_COPY = 1024
+"""
+Least rows, columns and summed elements of a product for which an operand is copied to padded rows. To copy an element
+takes an H100 some 1.3 ps; without, each product that reads it takes 9 ps more for 1,024 operations.
+"""
 KINDS = ("elements", "rows", "columns", "product")
 """Kinds of kernels (`LaunchWork.kind`) that compute every address from the line's strides."""
 
@@ -56,9 +73,57 @@ def with_padded_rows(program: Program, choice: Choice) -> Program:
         if register in program.outputs or not all(u and _takes(program, u, register, choice) for u in those):
             continue
         if any(u and _is_matrix(program, u, register) for u in those):
-            size = tensors[register].local(program.mesh)[-1]
-            tensors[register] = replace(tensors[register], row=-(-size // ROW) * ROW)
+            tensors[register] = replace(tensors[register], row=_padded(program, register))
     return replace(program, tensors=tensors)
+
+
+def with_padded_copies(program: Program, choice: Choice) -> Program:
+    """
+    Return the program in which weights, and matrices that moves make, whose rows do not begin at multiples of 16 bytes
+    are copied to padded rows for large products (`WORTH_A_COPY`), by a cast to the type that they have. The other
+    operators that can read padded rows read the copy, too, so that what a move made can be freed.
+
+        y = move(x);  a = matmul(y, w);  b = sum(y)  ->  y = move(x);  z = cast(y);  a = matmul(z, w);  b = sum(z)
+
+    `choice` is as of `with_padded_rows`.
+    """
+    given = [i.result for i in program.body if isinstance(i, ReshardMove)]
+    given += [i.result for op in ("weight", "cast") for i in program.leaves(op)]
+    wanted = {r for r in given if program.tensors[r].dtype in HALVES and _is_unaligned(program, r)}
+    tensors = dict(program.tensors)
+    copies: dict[Register, Compute] = {}
+    takers: dict[Register, list[Compute]] = {}
+    for register in sorted(wanted):
+        uses = [i for i in program.body if isinstance(i, Compute) and register in i.operands]
+        takers[register] = [i for i in uses if _takes(program, i, register, choice)]
+        copy = _copy(program, register, max(tensors) + 1)
+        if copy is None or not any(_is_matrix(program, i, register, WORTH_A_COPY) for i in takers[register]):
+            continue
+        (made,) = copy.results
+        tensors[made] = replace(tensors[register], row=_padded(program, register))
+        if _takes(replace(program, tensors=tensors), copy, made, choice):
+            copies[register] = copy
+    body: list[Instruction] = []
+    copied: dict[Register, Register] = {}
+    for instruction in program.body:
+        those = [r for r in copies if instruction in takers[r]]
+        body += [copies[r] for r in those if r not in copied]
+        copied |= {r: copies[r].results[0] for r in those}
+        body.append(reading(instruction, {r: copied[r] for r in those}))
+    return replace(program, tensors=tensors, body=tuple(body))
+
+
+def _copy(program: Program, register: Register, result: Register) -> Compute | None:
+    """Return a cast of a tensor to its own type; None if no layout's rule allows one."""
+    tensor = program.tensors[register]
+    to = (("to", tensor.dtype),)
+    assignment = assignment_for(global_line("cast", [tensor], to), [tensor.layout], tensor.layout)
+    return None if assignment is None else Compute("cast", (register,), (result,), to, assignment)
+
+
+def _padded(program: Program, register: Register) -> int:
+    """Return the elements of a padded row."""
+    return -(-program.tensors[register].local(program.mesh)[-1] // ROW) * ROW
 
 
 def _is_unaligned(program: Program, register: Register) -> bool:
@@ -86,11 +151,15 @@ def _takes(program: Program, use: Compute, register: Register, choice: Choice) -
     return bool(made.work) and all(each.kind in KINDS for each in made.work)
 
 
-def _is_matrix(program: Program, use: Compute, register: Register) -> bool:
-    """Return whether a tensor is a factor of an operator's matrix product, or a result of it."""
+def _is_matrix(program: Program, use: Compute, register: Register, least: int = 1) -> bool:
+    """
+    Return whether a tensor is a factor of an operator's matrix product, or a result of it, of at least so many rows,
+    columns and summed elements.
+    """
     operator = local_operator(program, use)
     line = simplified(operator.line, {})
     found = [(r, c) for r in line.results if (c := contraction(r, line.extents)) is not None]
     named = zip((*line.operands, *line.results), (*use.operands, *use.results), strict=True)
     names = {p.name for p, r in named if r == register}
-    return any(not names.isdisjoint((of.x, of.w, made.name)) for made, of in found)
+    large = ((made, of) for made, of in found if min(of.sizes[d] for d in "mnk") >= least)
+    return any(not names.isdisjoint((of.x, of.w, made.name)) for made, of in large)

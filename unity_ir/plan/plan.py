@@ -39,7 +39,7 @@ from unity_ir.plan.host_values import still_going, with_values_at_host, without_
 from unity_ir.plan.kept_casts import with_kept_casts
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.padded_rows import with_padded_rows
+from unity_ir.plan.padded_rows import with_padded_copies, with_padded_rows
 from unity_ir.plan.pipeline.actions import TRANSFERS
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.orders import steady_step
@@ -438,11 +438,13 @@ def _without_waits(after: StepPart, waited: Collection[Register]) -> StepPart:
 
 def with_kernels(program: Program, options: PlanOptions) -> Program:
     """
-    Return the program prepared for Triton kernels: rows padded (`with_padded_rows`) and, if `options.fuse`, operators
-    fused (`with_fusions`). `options.memo` is the cache of groups, read and extended.
+    Return the program prepared for Triton kernels: rows padded (`with_padded_rows`, `with_padded_copies`) and, if
+    `options.fuse`, operators fused (`with_fusions`). `options.memo` is the cache of groups, read and extended.
     """
     # First for what is known of single operators, as a product's speed depends on it; then for groups.
     program = with_padded_rows(program, options.implementation)
+    if not options.eager:
+        program = with_padded_copies(program, options.implementation)
     if options.fuse:
         program = with_fusions(program, options.fusion_choice, options.memo)
     return with_padded_rows(program, options.implementation)

@@ -13,7 +13,7 @@ from operator_cases import DTYPES
 from unity_ir.forms.rows import with_rows
 from unity_ir.kernels.launchers import Launcher, can_add, launcher
 from unity_ir.kernels.triton import matmul
-from unity_ir.kernels.triton.matmul import prefers_descriptors, tile_of
+from unity_ir.kernels.triton.matmul import descriptor_tile, tile_of
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.parse import parse_line
@@ -28,7 +28,7 @@ SQUARE, LARGEST = (128, 128), (128, 256)
         (16384, 4096, 0, LARGEST),
         (16384, 4096, 3, LARGEST),
         # What is computed after the product would not fit registers.
-        (16384, 4096, 17, (128, 64)),
+        (16384, 4096, 17, SQUARE),
         # 32 of the largest tiles, or 64 square ones, are less than half of the SMs.
         (1024, 1024, 0, (128, 64)),
         # 132 square tiles are one for each SM; 66 of the largest would leave half of them without work.
@@ -39,8 +39,25 @@ SQUARE, LARGEST = (128, 128), (128, 256)
 def test_tile(m: int, n: int, work: int, tile: tuple[int, int]) -> None:
     sizes = {"b": 1, "m": m, "n": n, "k": 1024}
     found = tile_of(sizes, work)
-    chosen = LARGEST if prefers_descriptors(sizes, found, work) else (found.m, found.n)
-    assert chosen == tile
+    found = descriptor_tile(sizes, found, work) or found
+    assert (found.m, found.n) == tile
+
+
+@pytest.mark.parametrize(
+    ("sizes", "copied"),
+    [
+        ((1024, 1024, 1024), (128, 64, 128)),
+        ((1024, 2048, 1024), (128, 128, 128)),
+        ((16384, 4096, 64), (128, 256, 64)),
+        # Few steps, for which descriptors are not worth their making.
+        ((1024, 1024, 1023), None),
+        ((1023, 1024, 1024), None),
+    ],
+)
+def test_tiles_that_descriptors_copy(sizes: tuple[int, int, int], copied: tuple[int, int, int] | None) -> None:
+    given = {"b": 1, **dict(zip("mnk", sizes, strict=True))}
+    found = descriptor_tile(given, tile_of(given, 0), 0)
+    assert (found and (found.m, found.n, found.k)) == copied
 
 
 def test_tile_of_a_batch() -> None:
@@ -84,6 +101,84 @@ def test_large_products(layout: str, shapes: Any, has: bool, runner: Any, monkey
     assert "[(3,)]" in made.source
     made = where_there_are(made, has)
     check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "shapes"), [LAYOUTS[0], LAYOUTS[3]])
+@pytest.mark.parametrize("size", [(264, 200), (264, 72)])
+def test_small_tiles_by_descriptors(
+    layout: str, shapes: Any, size: tuple[int, int], runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 128 or 64 columns, in steps of 128 with a rest of K; the last tiles are moved inside."""
+    monkeypatch.setattr(matmul, "SMS", 2)
+    monkeypatch.setattr(matmul, "MANY_STEPS", 64)
+    sizes = dict(zip((M, N, K), (*size, 136), strict=True))
+    shapes = tuple(tuple(sizes[each] for each in shape) for shape in shapes)
+    bound = product(layout, shapes, after="gelu(P) + gelu(P * 2.0)")
+    made = launcher(bound, ["bf16", "bf16"])
+    (by_descriptors, _) = made.compiled
+    assert [by_descriptors.constants[f"BLOCK_{d}"] for d in "MNK"] == [128, 128 if size[1] > 128 else 64, 128]
+    assert "short" in by_descriptors.expects
+    made = where_there_are(made, True)
+    check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)
+
+
+BATCHES = [
+    # A batch, and the columns of each head as one.
+    ("product(x, w) out[b, m, n] = sum[k](x[b, m, k] * w[b, n, k])", ((3, 136, 136), (3, 136, 136))),
+    ("product(x, w) out[h, m, n] = sum[k](x[m, k] * w[k, h, n])", ((136, 136), (136, 3, 136))),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "shapes"), BATCHES)
+def test_batches_by_descriptors(line: str, shapes: Any, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4 tiles by two programs for each product, the last ones moved inside."""
+    monkeypatch.setattr(matmul, "SMS", 6)
+    monkeypatch.setattr(matmul, "MANY_STEPS", 64)
+    bound = bind(parse_line(line), shapes, {})
+    made = launcher(bound, ["bf16", "bf16"])
+    assert [c.descriptors for c in made.compiled] == [True, False]
+    assert "[(2, 3)]" in made.source
+    made = where_there_are(made, True)
+    check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((1, 1024, 1024, 1024), True),
+        ((1, 1024, 1024, 1023), False),
+        ((1, 1023, 4096, 4096), False),
+        # Columns of 8 heads, and of one.
+        ((8, 4096, 128, 1024), True),
+        ((2, 4096, 64, 1024), False),
+        ((512, 512, 512, 64), False),
+    ],
+)
+def test_large(sizes: tuple[int, int, int, int], expected: bool) -> None:
+    assert matmul.is_large(dict(zip("bmnk", sizes, strict=True))) == expected
+
+
+def test_a_batch_of_unaligned_products_is_copied_by_pointers() -> None:
+    line = parse_line("product(x, w) out[b, m, n] = sum[k](x[b, m, k] * w[b, k, n])")
+    ((b, m, k), n) = (8, 512, 1024), 516
+    made = launcher(bind(line, ((b, m, k), (b, k, n)), {}), ["bf16", "bf16"])
+    assert [(c.descriptors, "short" in c.expects) for c in made.compiled] == [(None, False)]
+    line = parse_line("product(x, w) out[b, m, n] = sum[k](x[b, k, m] * w[b, k, n])")
+    made = launcher(bind(line, ((b, k, m), (b, k, 512)), {}), ["bf16", "bf16"])
+    assert [(c.descriptors, "short" in c.expects) for c in made.compiled] == [(True, True), (False, True)]
+
+
+@pytest.mark.parametrize(("columns", "tile"), [(4096, 256), (4097, 128)])
+def test_results_stored_element_by_element_need_registers(columns: int, tile: int) -> None:
+    """Two float32 results of 128 x 256 with unaligned rows would not fit."""
+    product = "sum[k](x[m, k] * w[n, k])"
+    line = parse_line(f"f(x, w, b) out[m, n] = {product} + b[n]; s[m, n] = {product} + b[n]")
+    bound = bind(line, ((4096, 1024), (columns, 1024), (columns,)), {})
+    bound = replace(bound, results=tuple(replace(each, dtype="f32") for each in bound.results))
+    made = launcher(bound, ["bf16"] * 3)
+    assert made.compiled[0].constants["BLOCK_N"] == tile
 
 
 def test_padded_rows(runner: Any) -> None:

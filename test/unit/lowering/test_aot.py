@@ -202,7 +202,8 @@ def test_attention(target: str) -> None:
         one = made((f"{name}_{kind}", shapes, {"scale": 0.1, **masked, **more}, "bf16"))
         jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled]
     assert len(jobs) == 24
-    assert all(job.compiled.expects == ("mma", "pipelined") for job in jobs)
+    assert {job.compiled.expects[:2] for job in jobs} == {("mma", "pipelined")}
+    assert sum("wgmma" in job.compiled.expects for job in jobs) == 21
     jobs = of_target(jobs, target)
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
@@ -263,6 +264,7 @@ AFTER = [
     "f(x, w) out[m, n] = P",
     "f(x, w, b, r) out[m, n] = relu(P + b[n]) + r[m, n]",
     "f(x, w, b) out[m, n] = gelu(P + b[n]); s[m, n] = P + b[n]",
+    "f(x, w, r) out[m, n] = P * (gelu(r[m, n]) + gelu(2.0 * r[m, n]))",
 ]
 """What follows a product `P`."""
 
@@ -271,15 +273,17 @@ AFTER = [
 @pytest.mark.slow
 @pytest.mark.parametrize("target", SHARED_LIMITS)
 def test_large_products(target: str) -> None:
-    """Tiles fit registers and shared memory, and Hopper copies them by descriptors."""
+    """Tiles fit registers and shared memory, and Hopper copies them by descriptors, in few instructions."""
     jobs: list[Job] = []
-    for layout, line in sample(list(itertools.product(LAYOUTS, AFTER)), 3):
-        shapes = ((4096, 4096),) * 2 + (((4096,),) if "b" in line else ()) + (((4096, 4096),) if "r[" in line else ())
+    for size, line, layout in sample(list(itertools.product((1024, 1536, 4096), AFTER, LAYOUTS)), 3):
+        matrix, row = (size, size), (size,)
+        shapes = (matrix, matrix, *([row] if "b" in line else []), *([matrix] if "r[" in line else []))
         bound = bind(parse_line(line.replace("P", f"sum[k]({layout})")), shapes, {})
         one = launcher(bound, ["bf16"] * len(shapes))
         jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled if c.is_for(target)]
     hopper = target == "cuda:90"
-    assert all(job.compiled.constants["BLOCK_N"] == (256 if hopper else 128) for job in jobs)
+    assert {job.compiled.constants["BLOCK_N"] for job in jobs} == ({64, 128, 256} if hopper else {64, 128})
+    assert all("short" in job.compiled.expects for job in jobs)
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
         assert isinstance(outcome, Resources)

@@ -30,7 +30,8 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 
-launched = runtime.load(runtime.BEFORE_KERNELS, triton=triton).launched
+program = runtime.load(("watchdog", *runtime.BEFORE_KERNELS), triton=triton, NAME="train")
+launched = program.launched
 
 
 def add_kernel(x_ptr, y_ptr, out_ptr, start, size, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # pyright: ignore
@@ -43,6 +44,7 @@ Seen = list[tuple[Any, ...]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    program.Launches.said = False
     monkeypatch.setattr("sys.argv", ["train.py", "--quick-launches"])
 
 
@@ -74,13 +76,13 @@ def tensors(dtype: torch.dtype, offset: int) -> list[torch.Tensor]:
 
 
 def test_they_are_those_of_triton(seen: Seen):
-    """Kernels, grids and arguments, for types, places in memory, numbers and options, each twice, in one order."""
+    """Kernels, grids and arguments, for types, places in memory, numbers and options, each three times."""
     kernel = triton.JITFunction(add_kernel)
     ours = launched(kernel)
     types = (torch.float32, torch.bfloat16, torch.int64)
     cases = list(product(types, (0, 1, 16), ((0, 1), (16, 1), (1, 16), (3, 5)), (4, 8), (False, True), ((2,), (2, 3))))
     compiled: set[Any] = set()
-    for case in [*cases, *reversed(cases)]:
+    for case in [*cases, *reversed(cases), *cases]:
         dtype, offset, numbers, num_warps, even, grid = case
         given = [*tensors(dtype, offset), *numbers]
         ours[grid](*given, BLOCK=32, EVEN=even, num_warps=num_warps)
@@ -88,18 +90,19 @@ def test_they_are_those_of_triton(seen: Seen):
         one, wanted = seen[-2:]
         assert one == wanted, case
         compiled.add(one[0][4])
-    assert len(seen) == 4 * len(cases)
+    assert len(seen) == 6 * len(cases)
     assert len(compiled) == 3 * 2 * 3 * 2 * 2  # 0 and 16 are alike
     # Types of single tensors, and one that is elsewhere.
     for changed, dtype, offset in product(range(3), types, (0, 1)):
         given: list[Any] = tensors(torch.float32, 0)
         given[changed] = tensors(dtype, offset)[0]
-        for way in (ours, ours, kernel):
+        for way in (ours, ours, ours, kernel):
             way[2,](*given, 3, 5, BLOCK=32, EVEN=False, num_warps=4)
-        assert seen[-3] == seen[-2] == seen[-1]
+        assert seen[-4] == seen[-3] == seen[-2] == seen[-1]
+    assert not program.Launches.said
 
 
-def test_triton_is_asked_once(seen: Seen):
+def test_triton_is_asked_twice(seen: Seen):
     kernel = launched(triton.JITFunction(add_kernel))
     given = tensors(torch.float32, 0)
 
@@ -107,9 +110,11 @@ def test_triton_is_asked_once(seen: Seen):
         kernel[(2,)](*given, 3, 5, BLOCK=32, EVEN=False, num_warps=4)
 
     launch()
+    launch()
     with patch.object(triton.JITFunction, "run", side_effect=AssertionError("asked again")):
         launch()
-        assert seen[0] == seen[1]
+        assert len(seen) == 3
+        assert seen[0] == seen[1] == seen[2]
         # What a profiler is to see is Triton's.
         hooks, hook = triton.knobs.runtime, lambda metadata: None
         for chain in (hooks.launch_enter_hook, hooks.launch_exit_hook):
@@ -120,10 +125,61 @@ def test_triton_is_asked_once(seen: Seen):
         launch()
 
 
-def test_others_are_left_to_triton():
+def other_metadata(compiled: Any, rest: Any) -> Any:
+    """What `directly` returns, but for the kernel's metadata."""
+    *found, fixed, as_one, rest = directly(compiled, rest)
+    return *found, tuple("other" if x == () else x for x in fixed), as_one, rest
+
+
+def no_attribute(compiled: Any, rest: Any) -> Any:
+    return directly(compiled.not_there, rest)
+
+
+def shorter(compiled: Any, rest: Any) -> Any:
+    return directly(compiled, rest[1:])
+
+
+directly = program.directly
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [(other_metadata, "is handed to the driver, not"), (no_attribute, "not_there"), (shorter, "is handed to the")],
+)
+def test_what_would_be_handed_over_otherwise_is_left_to_triton(
+    seen: Seen, changed: Any, why: str, capsys: pytest.CaptureFixture[str]
+):
+    kernels = [launched(triton.JITFunction(add_kernel)) for _ in range(2)]
+    given = tensors(torch.float32, 0)
+    with patch.dict(launched.__globals__, directly=changed):
+        for kernel, _ in product(kernels, range(4)):
+            kernel[(2,)](*given, 3, 5, BLOCK=32, EVEN=False, num_warps=4)
+    assert len(seen) == 8
+    assert [each[1:] for each in seen] == [seen[0][1:]] * 8
+    said = capsys.readouterr().err
+    assert said.startswith("train: --quick-launches: kernels are launched by Triton: add_kernel: ")
+    assert why in said
+    assert said.count("\n") == 1
+
+
+def test_a_launch_that_fails_is_done_once_more_and_fails(seen: Seen):
+    kernel = launched(triton.JITFunction(add_kernel))
+    given = tensors(torch.float32, 0)
+    kernel[(2,)](*given, 3, 5, BLOCK=32, EVEN=False, num_warps=4)
+    with (
+        patch.object(triton.JITFunction, "run", side_effect=RuntimeError("no memory")),
+        pytest.raises(RuntimeError, match="no memory"),
+    ):
+        kernel[(2,)](*given, 3, 5, BLOCK=32, EVEN=False, num_warps=4)
+    assert len(seen) == 1
+
+
+def test_others_are_left_to_triton(capsys: pytest.CaptureFixture[str]):
     kernel = triton.JITFunction(add_kernel)
     with patch.object(triton, "__version__", "3.8.0"):
-        assert launched(kernel) is kernel
+        assert launched(kernel) is launched(kernel) is kernel
+    said = "train: --quick-launches: kernels are launched by Triton: it is not known how, in 3.8.0\n"
+    assert capsys.readouterr().err == said
     with patch.object(torch.version, "hip", "7.0"):
         assert launched(kernel) is kernel
     interpreted = object()

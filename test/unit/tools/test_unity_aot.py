@@ -52,6 +52,7 @@ def test_what_does_not(outcome: Outcome, message: str) -> None:
 
 
 LARGE = {"X_COLUMNS": False, "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64}
+DEEP = {"X_COLUMNS": False, "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 128}
 POINTERS = {"FULL": True, "BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
 STEP = Loop(115, "HGMMA", 3, 11)
 
@@ -62,6 +63,9 @@ STEP = Loop(115, "HGMMA", 3, 11)
         (LARGE, STEP, None),
         (LARGE, replace(STEP, instructions=116), "has a step of 116 instructions, of 115"),
         (LARGE, replace(STEP, selects=4), "selects 4 values"),
+        # Twice as many elements of K.
+        (DEEP, STEP, None),
+        (DEEP, replace(STEP, instructions=116), "has a step of 116 instructions, of 115"),
         (POINTERS, replace(STEP, instructions=116), None),
         (POINTERS, replace(STEP, selects=17), "selects 17 values"),
         # Where masks are needed.
@@ -77,6 +81,28 @@ def test_steps_of_a_product(constants: dict[str, int | bool], loop: Loop, messag
     assert [one.startswith(message or "-") for one in found] == ([] if message is None else [True])
     assert all(sum(one.startswith(check) for check in CHECKS) == 1 for one in found)
     assert violations(job, outcome, "cuda:80") == []
+
+
+@pytest.mark.parametrize(
+    ("loop", "message"),
+    [
+        (replace(STEP, instructions=57), None),
+        (replace(STEP, instructions=58), "has a step of 58 instructions, of 57"),
+        (None, "has no wgmma in its loop"),
+    ],
+)
+def test_steps_of_a_large_product_by_pointers(loop: Loop | None, message: str | None) -> None:
+    job = Job("def k(): ...", replace(LAUNCH, constants={"x_k": 1, **POINTERS}, expects=("mma", "short")))
+    outcome = replace(FITS, instructions=("cp.async", "wgmma" if loop else "mma.sync"), loop=loop)
+    assert violations(job, outcome, "cuda:90") == ([] if message is None else [message])
+    assert violations(job, outcome, "cuda:80") == []
+
+
+def test_an_attention_without_wgmma() -> None:
+    job = Job("def k(): ...", replace(LAUNCH, expects=("mma", "wgmma")))
+    outcome = replace(FITS, instructions=("cp.async", "mma.sync"))
+    assert violations(job, outcome, "cuda:90") == ["has no wgmma in its loop"]
+    assert violations(job, outcome, "cuda:80") == violations(job, replace(outcome, loop=STEP), "cuda:90") == []
 
 
 def test_matrix_instructions_of_warps_beside_those_of_groups() -> None:

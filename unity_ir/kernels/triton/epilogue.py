@@ -90,8 +90,9 @@ class Epilogue(KernelWriter):
     def work(self) -> int:
         """
         An estimate of the registers that the epilogue needs beside the product. It adds up the floating point
-        operations for each element of the product in all results of the kernel, one for each result but the first, and
-        4 if addresses are computed element by element (not `serves_all_shapes`).
+        operations for each element of the product in all results of the kernel, one for each result but the first, 4
+        if addresses are computed element by element (not `serves_all_shapes`), and 8 for each result whose rows begin
+        at unaligned addresses, since every element is stored at one of its own.
         """
         seen: set[Expr] = {self.of.product}
 
@@ -103,6 +104,7 @@ class Epilogue(KernelWriter):
             return own + sum(map(count, children(expr)))
 
         addresses = 0 if self.serves_all_shapes else 4
+        addresses += 8 * sum(_is_unaligned(self.of, each) for each in self.stages)
         return sum(count(each.expr) for each in self.stages) + len(self.stages) - 1 + addresses
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
@@ -144,6 +146,12 @@ def _has_room(of: Contraction, stage: Stage) -> bool:
     found = strides(of.names, stage.extents, address(stage.result.indices, stage.extents), "mn")
     columns = of.sizes["n"]
     return found is not None and found["n"] == 1 and columns % BLOCK > 0 and found["m"] >= -(-columns // BLOCK) * BLOCK
+
+
+def _is_unaligned(of: Contraction, stage: Stage) -> bool:
+    """Return whether a result's rows begin at addresses of which those of 16 bytes cannot be stored at once."""
+    found = strides(of.names, stage.extents, address(stage.result.indices, stage.extents), "mn")
+    return found is not None and found["n"] == 1 and found["m"] % (4 if stage.output.dtype == "f32" else 8) != 0
 
 
 def _out(number: int) -> str:

@@ -54,8 +54,9 @@ class Compiled:
     num_stages: int
     expects: tuple[str, ...] = ()
     """
-    Instructions that its machine code must contain, as `unity-aot` checks: `mma` for those of the matrix units,
-    `pipelined` for asynchronous copies to shared memory.
+    What its machine code must be like, as `unity-aot` checks: `mma`: with instructions of the matrix units;
+    `pipelined`: with asynchronous copies to shared memory; and on Hopper `wgmma`: with those of groups of four warps,
+    in the loop; `short`: as `wgmma`, with few instructions in a step of K.
     """
     descriptors: bool | None = None
     """Whether it is launched on GPUs that copy tiles by descriptors, or on the others; None: on all."""

@@ -102,15 +102,16 @@ def {name}(
     {pointers},
     {integers},
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    X_COLUMNS: tl.constexpr, W_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    X_COLUMNS: tl.constexpr, W_COLUMNS: tl.constexpr, SEVERAL: tl.constexpr, WIDE: tl.constexpr,
 ):
     """
     {result}[m, n] = sum[k](x[m, k] * w[k, n]){more}.
 
-    Elements of a row of each operand, or of one of its COLUMNS, are consecutive in memory. Each program computes
-    several tiles, and copies operands of the next while it stores one. A tile's halves are stored one after the other,
-    in the same registers.
+    Elements of a row of each operand, or of one of its COLUMNS, are consecutive in memory. If programs compute SEVERAL
+    tiles each, they copy operands of the next while they store one. A tile's halves are stored one after the other, in
+    the same registers.
     """
+{offsets}\
     if X_COLUMNS:
         x_tiles = tl.make_tensor_descriptor(x_ptr, [K, M], [x_k, 1], [BLOCK_K, BLOCK_M])
     else:
@@ -120,7 +121,7 @@ def {name}(
     else:
         w_tiles = tl.make_tensor_descriptor(w_ptr, [K, N], [w_k, 1], [BLOCK_K, BLOCK_N])
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
-    for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+    for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=SEVERAL):
         first_m, first_n = corner(number, M, {end}, BLOCK_M, BLOCK_N, True)
         whole = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, K, BLOCK_K):
@@ -164,7 +165,7 @@ LIGHT = 16
 """Most work of an epilogue (`Epilogue.work`) with which square tiles fit registers; more keeps intermediate values."""
 _TAKEN = (
     *("corner", "first_m", "first_n", "half", "k", "left", "number", "right", "tiles", "whole", "x_tiles", "w_tiles"),
-    *("X_COLUMNS", "W_COLUMNS", ADDED),
+    *("X_COLUMNS", "W_COLUMNS", "SEVERAL", ADDED),
     *("b", "m", "n", "m_inside", "n_inside", "product", "tile", "x", "w"),
     *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "FULL", "WIDE", "INPUT_PRECISION"),
     *("INTERPRETED", "x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
@@ -231,8 +232,10 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
             name = f"{prefix}matmul{form}_kernel"
         return name, text.format(name=name, **fields)
 
-    large = takes_descriptors(of, x.dtype) and prefers_descriptors(sizes, tile, epilogue.work)
-    if stage.total and any(each.overlaps(sizes) for each in ((tile,) if full else ()) + ((LARGEST,) if large else ())):
+    copied = descriptor_tile(sizes, tile, epilogue.work) if takes_descriptors(of, x.dtype) else None
+    # Operands of a batch may be where no descriptor reaches them.
+    short = ("short",) if not exact and is_large(sizes) and (copied or not batched) else ()
+    if stage.total and any(each.overlaps(sizes) for each in ((tile,) if full else ()) + ((copied,) if copied else ())):
         raise UnityError(f"pcg.{stage.operator}: tiles of a product overlap, so it cannot be added to a tensor")
     launch = KernelLaunch(
         *named(_TEXT, fields, "batched_" * batched, form),
@@ -243,18 +246,18 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         tile.stages,
         stage.allocation,
         tuple(each.allocation for each in more),
-        wanted,
+        (*wanted, *short),
         "product",
         options_name=f"{'FULL_' * full}TILE_{tile.name}{'_WIDE' * stage.wide}",
         seconds=0.0 if exact else seconds(tile, sizes),
         tiles=max(tile.count(sizes) * sizes["b"], sizes["m"] * sizes["n"] * sizes["b"] // 64**2),
     )
-    if not large:
+    if copied is None:
         return launch
     columns = {"X_COLUMNS": of.x_strides["m"] == 1, "W_COLUMNS": of.w_strides["k"] == 1}
     # Results pass through shared memory on their way out.
-    narrow = all(each.output.dtype != "f32" for each in (stage, *more))
-    stages = 4 if narrow else 3
+    is_wide = copied == LARGEST and any(each.output.dtype == "f32" for each in (stage, *more))
+    stages = copied.stages - is_wide
     letters = "".join("T" if turned else "N" for turned in columns.values())
     aligned = Epilogue(of, (stage, *more), Names(_TAKEN), beyond=True)
     fields |= {
@@ -263,17 +266,23 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         "end": f"tl.cdiv(N, {BLOCK}) * {BLOCK}" if aligned.roomy else "N",
         "inside": "(n < N)[None, :]" if aligned.roomy else "tl.full((1, BLOCK_N // 2), True, tl.int1)",
     }
-    kernel, text = named(_LARGE_TEXT, fields, "large_", None if aligned.roomy else form)
+    kernel, text = named(_LARGE_TEXT, fields, f"large_{'batched_' * batched}", None if aligned.roomy else form)
+    programs = min(max(SMS // sizes["b"], 1), copied.count(sizes))
+    # The loop over several tiles is longer; without it some results of the largest would not fit registers.
+    several = copied == LARGEST or programs < copied.count(sizes)
+    given = {**columns, "SEVERAL": several, "WIDE": stage.wide}
+    which = f"{'SEVERAL_' * several}{copied.name}_{letters}_{stages}{'_WIDE' * stage.wide}"
     return replace(
         launch,
         kernel=kernel,
         text=text,
-        grid=(min(SMS, LARGEST.count(sizes)),),
-        constants={"BLOCK_M": LARGEST.m, "BLOCK_N": LARGEST.n, "BLOCK_K": LARGEST.k, **columns, "WIDE": stage.wide},
+        grid=(programs, sizes["b"]) if batched else (programs,),
+        constants={"BLOCK_M": copied.m, "BLOCK_N": copied.n, "BLOCK_K": copied.k, **given},
         num_stages=stages,
-        expects=("mma", "pipelined"),
-        seconds=seconds(LARGEST, sizes),
-        options_name=f"LARGE_TILE_{letters}_{stages}{'_WIDE' * stage.wide}",
+        expects=("mma", "pipelined", *short),
+        # Only the largest tile was measured, so other choices are made as if there were no descriptors.
+        seconds=seconds(copied, sizes) if copied == LARGEST else launch.seconds,
+        options_name=f"LARGE_TILE_{which}",
         otherwise=launch,
     )
 
@@ -345,8 +354,18 @@ class Tile:
         return sizes["m"] % self.m > 0 or sizes["n"] % self.n > 0
 
 
-LARGEST = Tile(128, 256, 64)
-"""The tile of products whose operands are copied by descriptors."""
+LARGEST = Tile(128, 256, 64, stages=4, work=LIGHT)
+"""The tile of large products whose operands are copied by descriptors."""
+COPIED = (LARGEST, Tile(128, 128, 128, speed=0.75), Tile(128, 64, 128, speed=0.55))
+"""
+Tiles whose operands are copied by descriptors. Around a step of K there are some 80 instructions that wait for copies
+and begin others, whatever the tile, so smaller ones have longer steps.
+"""
+MANY_STEPS = 1024
+"""
+Least rows, columns and summed elements of a product of which small tiles are copied by descriptors, too: those of a
+smaller one are few for the time that it takes to make descriptors.
+"""
 LARGE = (Tile(128, 128, 64, speed=0.75, work=LIGHT), Tile(128, 64, 64, speed=0.55))
 """Other tiles of large products of 16 bits, the preferred ones first."""
 SMS = 132
@@ -378,12 +397,22 @@ def tile_of(sizes: Mapping[str, int], work: int) -> Tile:
     return min(fitting, key=lambda t: seconds(t, sizes))
 
 
+def is_large(sizes: Mapping[str, int]) -> bool:
+    """
+    Return whether a product of these `sizes` (by "b", "m", "n", "k") has at least `MANY_STEPS` rows, columns and summed
+    elements. The products of a batch, such as those with the columns of each head, are rows or columns of one.
+    """
+    area = sizes["b"] * sizes["m"] * sizes["n"]
+    few = sizes["b"] == 1 and min(sizes["m"], sizes["n"]) < MANY_STEPS
+    return sizes["k"] >= MANY_STEPS and area >= MANY_STEPS**2 and not few
+
+
 def takes_descriptors(of: Contraction, dtype: str) -> bool:
     """
     Return whether tiles of both operands of the product `of`, of element type `dtype`, can be copied by descriptors
     (TMA): matrices of 16-bit elements whose rows (or columns) are consecutive and start at multiples of 16 bytes.
     """
-    if dtype == "f32" or of.sizes["b"] > 1:
+    if dtype == "f32" or any(own.get("b", 0) % 8 for own in (of.x_strides, of.w_strides)):
         return False
     return all(
         1 in (far, near) and max(far, near) % 8 == 0
@@ -391,15 +420,16 @@ def takes_descriptors(of: Contraction, dtype: str) -> bool:
     )
 
 
-def prefers_descriptors(sizes: Mapping[str, int], tile: Tile, work: int) -> bool:
+def descriptor_tile(sizes: Mapping[str, int], tile: Tile, work: int) -> Tile | None:
     """
-    Return whether a product of these `sizes` (by "b", "m", "n", "k") is estimated to be no slower in tiles `LARGEST`,
-    copied by descriptors (TMA), than in tiles `tile`, copied by pointers. False if the product is smaller than such a
-    tile, or if `work`, the estimate of the epilogue's registers (`Epilogue.work`), is more than `LIGHT`.
+    Return the tile of `COPIED` in which a product of these `sizes` (by "b", "m", "n", "k"), whose operands descriptors
+    can copy (`takes_descriptors`), is estimated to be the fastest; None if it is slower than in tiles `tile`, copied by
+    pointers, or if there is none that fits. `work` is the estimate of the epilogue's registers (`Epilogue.work`).
     """
-    if work > LIGHT or sizes["m"] < LARGEST.m or sizes["n"] < LARGEST.n or sizes["k"] < LARGEST.k:
-        return False
-    return seconds(LARGEST, sizes) <= seconds(tile, sizes)
+    known = COPIED if is_large(sizes) else () if sizes["b"] > 1 else (LARGEST,)
+    fitting = [t for t in known if all(getattr(t, d) <= sizes[d] for d in "mnk") and work <= t.work]
+    best = min(fitting, key=lambda t: seconds(t, sizes), default=None)
+    return None if best is None or seconds(best, sizes) > seconds(tile, sizes) else best
 
 
 def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:

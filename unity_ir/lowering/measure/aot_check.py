@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from math import inf, prod
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -26,7 +26,8 @@ from unity_ir.lowering.measure.aot import SHARED_LIMITS, Job, Outcome, Resources
 
 CHECKS = (
     *("does not compile", "spills", "has a stack frame", "takes", "has no matrix instruction"),
-    *("copies nothing asynchronously", "does not specialise", "multiplies by mma.sync", "selects", "has a step of"),
+    *("copies nothing asynchronously", "does not specialise", "multiplies by mma.sync", "has no wgmma", "selects"),
+    "has a step of",
 )
 """First words of the messages of `violations`, one for each check; `takes` is about shared memory."""
 
@@ -35,10 +36,10 @@ MOST_SELECTS = 3
 Most selects in a K step without masks: of buffers and their phase, where tiles are copied by descriptors. Masks took 17
 to 21.
 """
-MOST_INSTRUCTIONS = 115
+MOST_INSTRUCTIONS = 57.5
 """
-Most instructions in a K step of 64 of products by descriptors, of tiles of 128 x 256: half of what the first kernels
-took, whose tiles were half as large.
+Most instructions in a step of 64 elements of K, of tiles of 128 x 128 or smaller ones; larger ones may have more by as
+many times. The first kernels took twice as many, for tiles of 128 x 128.
 """
 
 BATCH = 96
@@ -82,10 +83,10 @@ def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     it passes all. `outcome` is the result of compiling `job`.
 
     It must compile, keep everything in registers, fit shared memory (`SHARED_LIMITS`), contain the instructions that
-    its launch expects, and have each argument that is always 1 as a `constexpr`. On Hopper a kernel multiplies by
-    `wgmma` alone if at all, and a product without masks selects nothing in its loop (`MOST_SELECTS`), which is short if
-    tiles are copied by descriptors (`MOST_INSTRUCTIONS`). Kernels with sines or cosines may have
-    a stack frame, for the table that reduces large angles.
+    its launch expects, and have each argument that is always 1 as a `constexpr`. On Hopper a kernel with `wgmma` has no
+    other matrix instruction, and a product without masks selects nothing in its loop (`MOST_SELECTS`), which is short
+    (`MOST_INSTRUCTIONS`) if tiles are copied by descriptors, or the product is large. Kernels with sines or cosines may
+    have a stack frame, for the table that reduces large angles.
     """
     if isinstance(outcome, str):
         return [f"does not compile: {outcome}"]
@@ -115,15 +116,16 @@ def _wrong_steps(compiled: Compiled, took: Resources) -> list[str]:
     if {"wgmma", "mma.sync"} <= {*took.instructions}:
         wrong.append("multiplies by mma.sync beside wgmma")
     loop, constants = took.loop, compiled.constants
-    by_descriptors = "X_COLUMNS" in constants
-    if loop is None or not (by_descriptors or constants.get("FULL")):
-        return wrong
-    if loop.selects > MOST_SELECTS:
+    by_descriptors, is_large = "X_COLUMNS" in constants, "short" in compiled.expects
+    if loop is None:
+        return [*wrong, "has no wgmma in its loop"] if is_large or "wgmma" in compiled.expects else wrong
+    if (by_descriptors or constants.get("FULL")) and loop.selects > MOST_SELECTS:
         wrong.append(f"selects {loop.selects} values in a step of K")
-    tile = [constants[f"BLOCK_{dim}"] for dim in "MNK"]
-    most = MOST_INSTRUCTIONS * prod(map(int, tile)) // (128 * 256 * 64)
-    if by_descriptors and loop.instructions > most:
-        wrong.append(f"has a step of {loop.instructions} instructions, of {most}")
+    if by_descriptors or is_large:
+        m, n, k = (int(constants[f"BLOCK_{dim}"]) for dim in "MNK")
+        most = int(MOST_INSTRUCTIONS * max(m * n / 128**2, 1) * k / 64)
+        if loop.instructions > most:
+            wrong.append(f"has a step of {loop.instructions} instructions, of {most}")
     return wrong
 
 

@@ -33,6 +33,8 @@ ATTENTION_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 """
 NEVER = 'float("-inf")'
+GROUP_ROWS = 64
+"""Rows of the smallest product of a group of four warps (`wgmma`)."""
 _SCANNED = 1024
 """Rows of which a program looks at once whether they see its columns."""
 LOG2E = log2(e)
@@ -557,6 +559,9 @@ class Body:
         grid = (self.tiles * self.batch_count,)
         allocation, *others = before
         expects = ("mma", "pipelined") if self.dtype != "f32" and self.aligned() else ()
+        # Tiles of wider heads have fewer rows, so that they fit registers.
+        if expects and min(self.row_count, self.column_count) >= GROUP_ROWS and max(map(prod, self.features)) <= 128:
+            expects += ("wgmma",)
         of = self.options
         # Tiles of few rows or columns are small everywhere.
         most = {"ROWS": self.rows, "COLUMNS": self.columns, "num_stages": of.num_stages}
