@@ -101,10 +101,23 @@ def least_seconds(
     if optimizer.states and found.offload == "none":
         tried += others.with_state()
     tried += others.with_values()
-    fitting = [each for each in tried if need(each) <= limit]
+    return fastest_that_fits(tried, whole, machine, optimizer)
+
+
+def fastest_that_fits(
+    plans: Sequence[Graph], whole: Callable[[Graph], Graph], machine: Machine, optimizer: Optimizer
+) -> Graph:
+    """
+    Return, of placed plans, at least one, the one whose step is the fastest as emitted among those that fit; if none
+    fits, the one that needs the least. `whole(plan)` is as in `least_seconds`.
+    """
+    need = bytes_needed(whole, machine, optimizer)
+    fitting = [plan for plan in plans if need(plan) <= machine.device.usable]
     if not fitting:
-        return min(tried, key=need)
-    return min(fitting, key=others.seconds) if len(fitting) > 1 else fitting[0]
+        return min(plans, key=need)
+    if len(fitting) == 1:
+        return fitting[0]
+    return min(fitting, key=lambda plan: as_emitted(whole(plan), machine, optimizer)[0])
 
 
 class _Others:

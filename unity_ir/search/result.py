@@ -48,6 +48,9 @@ class SearchResult:
     waited: float | None = None
     """Of a pipeline: the seconds of its step if all moves are waited for, as the search and its bound have them."""
 
+    runner_up: Graph | None = None
+    """Where memory is short, a plan nearly as fast: with something at the host, it may be the faster one."""
+
     @property
     def gap(self) -> float | None:
         """

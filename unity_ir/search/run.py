@@ -31,7 +31,15 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import MORE, Refused, needed, shortage_text, size_text
-from unity_ir.search.offload import ASKED, AUTO, at_host, check_offload, least_seconds, may_offload
+from unity_ir.search.offload import (
+    ASKED,
+    AUTO,
+    at_host,
+    check_offload,
+    fastest_that_fits,
+    least_seconds,
+    may_offload,
+)
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
 from unity_ir.search.recompute.fit import recomputed, same_plan, with_recompute_and_pieces, without_recompute
@@ -209,6 +217,8 @@ def _run(
         if micro_batches == 1:
             result = search(machine)
             plan = again(result.graph)
+            if is_open and result.runner_up is not None:
+                plan = fastest_that_fits([plan, again(placed(result.runner_up))], same_plan, machine, optimizer)
             if plan != result.graph:
                 result = replace(result, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
             elif strategy in WITHIN_MEMORY and pieces is None and not result.interrupted:

@@ -236,7 +236,10 @@ class Chooser:
         chosen = _with_plan(tried, best)
         assert chosen is not None
         found, plans = chosen
-        return self._of_recompute(best, plans, found, now.result.explored, lambda: self._bounded(found, plans)())
+        result = self._of_recompute(best, plans, found, now.result.explored, lambda: self._bounded(found, plans)())
+        of_now = now.result.graph, now.result.cost
+        is_close = self.emitted.seconds(of_now) <= limits().about_equal * self.emitted.seconds(best)
+        return _changed(result, runner_up=now.result.graph) if is_close else result
 
     def at_hand(self, fastest: JointPlan) -> SearchResult | None:
         """
