@@ -207,13 +207,14 @@ class Solver:
         """
         return self.spaces.of_value(value)
 
-    def solve(self, graph: Graph) -> ExactPlan:
+    def solve(self, graph: Graph, most: float = np.inf) -> ExactPlan:
         """
-        Return the best plan found for a serial forward graph; it is optimal if its `bound` equals its `seconds`.
+        Return the best plan found for a serial forward graph; it is optimal if its `bound` equals its `seconds`. If no
+        plan can cost less than `most`, in the solver's objective, return any, as soon as that is known.
 
         Raises `OutOfBudget` if the budget ends before there is a plan.
         """
-        return FactorGraphBuilder(self, graph).solve()
+        return FactorGraphBuilder(self, graph).solve(most)
 
     def variable(
         self,
@@ -429,9 +430,10 @@ def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
     return needed
 
 
-def _minimum(problem: FactorGraph, memo: Memo, start: Start) -> tuple[float, list[int], float]:
+def _minimum(problem: FactorGraph, memo: Memo, start: Start, most: float = np.inf) -> tuple[float, list[int], float]:
     """
-    Return an incumbent's cost, its rows, and a lower bound on all choices; equal to the cost if it is optimal.
+    Return an incumbent's cost, its rows, and a lower bound on all choices; equal to the cost if it is optimal. Once the
+    bound is `most` or more, no better incumbent is looked for.
 
     Messages start from those that `start` knows. Theirs are kept there if the incumbent comes close to the bound: where
     it does not, it depends on the way to the bound, and would be no better on the way from here.
@@ -445,14 +447,19 @@ def _minimum(problem: FactorGraph, memo: Memo, start: Start) -> tuple[float, lis
     early = start.now(messages)
     best, chosen, few = np.inf, list[int](), limits().best_rows
     whole = left = tried = sum(map(len, problem.rows))
+    due, wait = 0, 1
     try:
-        for _ in range(limits().exact_passes):
+        for number in range(limits().exact_passes):
             messages.forward()
             before = messages.bound
             messages.backward()
-            found, few = among_best(problem, messages.slack, few)
-            if found[0] < best:
-                best, chosen = found
+            if number == due:
+                # Looking for an incumbent takes as long as several passes. Where one finds none, more are made before.
+                found, few = among_best(problem, messages.slack, few)
+                wait = 1 if found[0] < best else min(2 * wait, limits().incumbent_wait)
+                due += wait
+                if found[0] < best:
+                    best, chosen = found
             if left >= limits().saved_rows * whole:
                 early = start.now(messages)
             among, left = left, messages.prune(best * (1 + TOLERANCE) - before)
@@ -464,6 +471,8 @@ def _minimum(problem: FactorGraph, memo: Memo, start: Start) -> tuple[float, lis
                     start.keep(early)
                 if exact is not None:
                     return (*exact, exact[0])
+            if messages.bound >= most:
+                break
             if close and not (messages.restarted and 2 * left < among):
                 # Messages that start close have not yet dropped the rows that as many passes from zero would have.
                 break
@@ -558,19 +567,19 @@ class FactorGraphBuilder:
         of = self.variables
         return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
 
-    def solve(self) -> ExactPlan:
+    def solve(self, most: float = np.inf) -> ExactPlan:
         """
-        Return the best plan found for the graph, with its lower bound. Raises `OutOfBudget` if the budget ends before
-        there is a plan.
+        Return the best plan found for the graph, with its lower bound; where that is `most` or more, any plan. Raises
+        `OutOfBudget` if the budget ends before there is a plan.
         """
-        return self.plan(self.problem())
+        return self.plan(self.problem(), most)
 
-    def plan(self, problem: FactorGraph) -> ExactPlan:
+    def plan(self, problem: FactorGraph, most: float = np.inf) -> ExactPlan:
         """
         Return the best plan found among the rows left in `problem`, a factor graph of this graph that may have lost
-        some.
+        some; any plan, where their lower bound is `most` or more.
         """
-        return self.chosen(problem, *_minimum(problem, self.solver.memo, self.start()))
+        return self.chosen(problem, *_minimum(problem, self.solver.memo, self.start(), most))
 
     def start(self) -> Start:
         """Return where the messages of a search of this graph start, and are kept for the next one."""

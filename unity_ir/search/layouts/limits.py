@@ -91,6 +91,8 @@ class SearchLimits:
     """Part of the bound by which such passes must raise it, for others to follow."""
     best_rows: int = 8
     """Rows of each variable, those with the least slack, among which an incumbent is looked for."""
+    incumbent_wait: int = 8
+    """Passes between two looks for an incumbent, at most: twice as many after each that does not find a better one."""
     exact_passes: int = 60
     """TRW-S passes there and back, at most, for one graph."""
     estimated_passes: int = 2
