@@ -39,6 +39,12 @@ from unity_ir.search.run import run
 from unity_ir.search.with_stages import run_with_stages
 from unity_ir.simulate.report import as_emitted
 
+EXPERTS = "degrees,zero=3,ep=64"
+"""Experts divided by hand."""
+
+FIT = {"recompute": "auto", "loss_pieces": "auto"}
+"""Options of plans by hand that hold as much as fits."""
+
 ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("llama3_8b,batch=16", "dgx-h100:1", "fsdp", {"recompute": "auto"}),
     ("llama3_8b,batch=16", "dgx-h100:1", "joint", {}),
@@ -65,6 +71,12 @@ ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("deepseek_v3,batch=256,capacity=100", "dgx-h100:32", "joint", {"stages": "auto"}),
     ("deepseek_v3,batch=1024", "dgx-h100:128", "joint", {"stages": "auto"}),
     ("deepseek_v3,batch=1024,capacity=100", "dgx-h100:128", "joint", {"stages": "auto"}),
+    ("deepseek_v3,batch=256", "dgx-h100:32", "joint,imbalance=1.25", {"stages": "auto"}),
+    ("deepseek_v3,batch=256", "dgx-h100:32", f"{EXPERTS},exchange=true,imbalance=1.25", {"recompute": "block"}),
+    ("deepseek_v3,batch=256,capacity=100", "dgx-h100:32", EXPERTS, {"recompute": "block"}),
+    ("llama3_8b,batch=8,sequence=32768", "dgx-h100:1", "fsdp", {**FIT, "offload": "auto"}),
+    ("llama3_8b,batch=1,sequence=131072", "dgx-h100:1", "degrees,cp=8,zero=3,ring=true,stripes=true", FIT),
+    ("llama3_8b,batch=1,sequence=131072", "dgx-h100:1", "degrees,tp=8,sp=true", FIT),
 )
 """Model, machine, strategy, and options of the search; Llamas of 8,192 tokens a sample where no other number is said,
 mixtures of 4,096."""

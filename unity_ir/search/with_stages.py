@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from time import perf_counter
 from typing import Literal
@@ -47,6 +48,12 @@ RECOMPUTES = 1.1
 """
 Pipelines are looked for before plans without stages where these recompute so much that they take at least this many
 times their kernels: stages hold fewer micro-batches at a time, and recompute less.
+"""
+
+MOVES = 2.0
+"""
+So they are where the fastest plan without stages that is found, were memory unlimited, takes this many times all
+kernels: it moves at least as long as it computes, and stages, on a part of the machine each, move less.
 """
 
 NEAR = 0.99
@@ -135,7 +142,8 @@ def run_with_stages(
     half = Budget(budget.work / 2, budget.deadline)
     if is_open and micro_batches == 1:
         least = least_unstaged(pipelines.graph, machine, pipelines.optimizer)
-        if least.seconds > RECOMPUTES * least.kernels:
+        recomputes = least.seconds > RECOMPUTES * least.kernels
+        if recomputes or (pipelines.is_large and pipelines.without_limit(None) >= MOVES * least.kernels):
             with ForkedWorker(pipelines.without_limit, beside=pipelines.is_large) as worker:
                 seconds = worker.ask(None)
                 # The other half is left to plans without stages, should pipelines take more.
@@ -257,6 +265,10 @@ class _Pipelines:
 
     def without_limit(self, nothing: None) -> float:
         """Return the seconds of the best plan without stages, were memory unlimited."""
+        return self._without_limit
+
+    @cached_property
+    def _without_limit(self) -> float:
         with exchanging(self.rows):
             return solve(self.graph, self.machine, self.optimizer)[1].seconds
 

@@ -18,6 +18,7 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import build
+from unity_ir.models.builder import Builder
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
@@ -116,6 +117,29 @@ def test_a_buffer_has_room_for_what_may_come(model: str, degrees: Degrees, room:
         assert program.tensors[move.result].local(program.mesh)[1] == room
     for move in rows(program, "return_rows"):
         assert program.tensors[move.result].local(program.mesh)[1] == 16 * int(MODELS[model].get("chosen", 2))
+
+
+def test_rows_that_other_experts_make_are_gathered():
+    """The second product's rows are where the experts of the first are, which other tokens have chosen."""
+    b, tokens, hidden = Builder("two"), 64, 16
+    x, labels = b.input("x", tokens, hidden), b.input("labels", tokens, dtype="i64")
+    x = b.op("expand", x, dim=1, sizes=(2,), degrees=(1,))
+    for name in ("first", "second"):
+        chosen = b.input(f"{name}.chosen", tokens, 2, dtype="i64")
+        x = b.op("routed_matmul", x, b.weight(name, 8, hidden, hidden), chosen)
+    logits = b.linear(b.op("reduce_sum", x, dim=1), "head", 32, bias=False)
+    serial = b.graph(b.op("cross_entropy", logits, labels))
+    made = with_routes(lowered(recipe(serial, EIGHT, Degrees(ep=8, exchange=True))))
+    names = Counter(i.operator for i in made.body if isinstance(i, Compute))
+    assert names["rows_matmul"] == names["routed_matmul"] == 1
+    (gathered,) = (i for i in made.body if isinstance(i, Compute) and i.operator == "routed_matmul")
+    # Its rows are those that have come home.
+    sources = {i.result: i.operand for i in made.body if isinstance(i, ReshardMove)}
+    sources |= {i.results[0]: i.operands[0] for i in made.body if isinstance(i, Compute) and i.operator == "reshape"}
+    home = gathered.operands[0]
+    while home in sources:
+        home = sources[home]
+    assert home in {r for i in made.body if isinstance(i, Compute) and i.operator == "take_rows" for r in i.results}
 
 
 def test_prices_count_the_rows_that_are_there():

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from unity_ir.models import from_text
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.exact.elimination import Memo
 from unity_ir.search.exact.known_messages import PLAIN, KnownMessages, Moved, Start
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, with_shared_moves
 from unity_ir.search.exact.shorter import shorter
-from unity_ir.search.exact.solver import FactorGraphBuilder, Solver
+from unity_ir.search.exact.solver import FactorGraphBuilder, Solver, _minimum
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.limits import limited
 from unity_ir.search.layouts.objective import Price
@@ -54,6 +55,43 @@ def test_a_restart_begins_at_the_bound_where_the_messages_ended(seed: int):
     again.forward()
     assert again.restarted
     assert again.backward() >= first.last - 1e-9
+
+
+@given(st.integers(0, 10**6), st.integers(-2, 2))
+@settings(max_examples=examples(100))
+def test_a_search_ends_once_nothing_can_be_as_cheap_as_asked(seed: int, more: int):
+    """Given what to be cheaper than, a search finds what it would without, or says that nothing is."""
+    problem = random_problem(seed)
+    least = min(total(problem, choice) for choice in choices(problem))
+    most = least + more
+    start = Start(KnownMessages(), (), [PLAIN] * len(problem.rows))
+    with limited(whole_entries=0, pruned_entries=2):
+        seconds, rows, bound = _minimum(random_problem(seed), Memo(), start, most)
+    assert bound <= least + 1e-9
+    assert seconds == pytest.approx(total(problem, tuple(rows)))
+    assert bound >= most - 1e-9 or seconds <= least * 1.001 + 1e-9
+
+
+def test_a_search_that_asks_for_less_makes_fewer_passes(monkeypatch: pytest.MonkeyPatch):
+    passes: list[float] = []
+    backward = Messages.backward
+
+    def counted(self: Messages, known: float = np.inf) -> float:
+        passes.append(backward(self, known))
+        return passes[-1]
+
+    monkeypatch.setattr(Messages, "backward", counted)
+
+    def made(most: float) -> int:
+        passes.clear()
+        for seed in range(30):
+            problem = random_problem(seed)
+            with limited(whole_entries=0, pruned_entries=2, close=0.0):
+                _minimum(problem, Memo(), Start(KnownMessages(), (), [PLAIN] * len(problem.rows)), most)
+        return len(passes)
+
+    assert made(-np.inf) <= 30 < made(np.inf) / 2
+    assert made(1e9) == made(np.inf)
 
 
 def test_messages_of_other_edges_are_no_start():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
@@ -66,6 +67,29 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
         else:
             alone = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
             assert alone.graph == both.graph
+
+
+@pytest.mark.parametrize("moves", [0.0, float("inf")])
+def test_pipelines_are_looked_for_first_where_plans_without_stages_move_much(
+    moves: float, monkeypatch: pytest.MonkeyPatch
+):
+    """The searches are faked: which comes first is all that counts here."""
+
+    class First(Exception):
+        """Names the search that came first."""
+
+    def search(name: str) -> Callable[..., NoReturn]:
+        def first(*_: object, **__: object) -> NoReturn:
+            raise First(name)
+
+        return first
+
+    monkeypatch.setattr(with_stages, "MOVES", moves)
+    monkeypatch.setattr(with_stages._Pipelines, "is_large", True)
+    monkeypatch.setattr(with_stages._Pipelines, "faster_than", search("pipelines"))
+    monkeypatch.setattr(with_stages, "run", search("without stages"))
+    with pytest.raises(First, match="without stages" if moves else "pipelines"):
+        run_with_stages(GPT2, boxes(2, 2), optimizer=OPTIMIZER, stages="auto")
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from math import prod
+from math import inf, prod
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
@@ -22,14 +22,17 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import Spaces
 
 
-def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None) -> tuple[Solver, ExactPlan]:
+def solve(
+    graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None, first: Solver | None = None
+) -> tuple[Solver, ExactPlan]:
     """
     Return (solver, plan): the fastest plan found of a serial graph in which neighbouring mesh axes, in groups, have one
     role each, and the solver of the grouping it was found with. Local search tries several groupings.
 
     With few axes each is a group of its own, which is exact. The number of groups depends on the size of the graph
     `like` (by default `graph`), so that a rewritten graph is searched as its source is. Of a large graph with layers
-    that repeat, the grouping is that of the graph with few of them.
+    that repeat, the grouping is that of the graph with few of them. `first` is what `first_solver` has returned for
+    the same arguments, if it was called: its tables are used.
     """
     axes = len(machine.mesh.sizes)
     start = first_cuts(machine, groups_for(like or graph, axes))
@@ -37,7 +40,7 @@ def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | No
     if short is not None:
         solver, _ = solve(short, machine, optimizer, like or graph)
         return solver, solver.solve(graph)
-    best = _solved(graph, machine, optimizer, start)
+    best = _solved(graph, machine, optimizer, start) if first is None else (first, first.solve(graph))
     if len(start) + 1 >= axes:
         return best
     seen, rows, at = {start}, best[1].rows_before, start
@@ -48,7 +51,7 @@ def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | No
             if cuts in seen or rows > limits().group_rows_tried:
                 continue
             seen.add(cuts)
-            found = _solved(graph, machine, optimizer, cuts)
+            found = _solved(graph, machine, optimizer, cuts, best[1].seconds)
             rows += found[1].rows_before
             if found[1].seconds < best[1].seconds * (1 - 1e-9):
                 best, at, better = found, cuts, True
@@ -56,9 +59,16 @@ def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | No
     return best
 
 
-def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[int, ...]) -> tuple[Solver, ExactPlan]:
+def first_solver(graph: Graph, machine: Machine, optimizer: Optimizer) -> Solver:
+    """Return the solver of the first grouping of mesh axes that `solve` tries for a graph that is not large."""
+    return Solver(Spaces(machine, first_cuts(machine, groups_for(graph, len(machine.mesh.sizes)))), optimizer)
+
+
+def _solved(
+    graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[int, ...], most: float = inf
+) -> tuple[Solver, ExactPlan]:
     solver = Solver(Spaces(machine, cuts), optimizer)
-    return solver, solver.solve(graph)
+    return solver, solver.solve(graph, most)
 
 
 def shortened_if_large(graph: Graph) -> Graph | None:

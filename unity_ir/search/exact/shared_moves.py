@@ -280,10 +280,10 @@ def _may_share(uses: Sequence[tuple[Node, int]], output_alone: bool) -> bool:
     return len(uses) > (1 if output_alone else 2) and len({user for user, _ in uses}) > 1
 
 
-def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPlan:
+def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan, is_bounded: bool = True) -> ExactPlan:
     """
     Return the best plan found in which a move that several readers share is charged once, with a lower bound in seconds
-    on all plans of the serial graph.
+    on all plans of the serial graph. Unless it `is_bounded`, only relays are chosen anew, and the bound is 0.
 
     `plan` is the plan to improve: that of `solver`, in which each reader pays for itself. `seconds` of the result are
     those of `cost.plan`, up to the seconds charged for free moves (see `without_free_moves`). Returns `plan` itself if
@@ -298,7 +298,8 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
     best = _best_relays(builder, plan, values, None)
     tracked: dict[Value, tuple[int, ...]] = {}
     bound = 0.0
-    for _ in range(limits().shared_rounds if solver.spaces.axis_by_axis or solver.spaces.by_count else 1):
+    rounds = limits().shared_rounds if solver.spaces.axis_by_axis or solver.spaces.by_count else 1
+    for _ in range(rounds if is_bounded else 0):
         try:
             found = builder.solve()
         except OutOfBudget:

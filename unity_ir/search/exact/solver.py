@@ -208,13 +208,14 @@ class Solver:
         """
         return self.spaces.of_value(value)
 
-    def solve(self, graph: Graph) -> ExactPlan:
+    def solve(self, graph: Graph, most: float = np.inf) -> ExactPlan:
         """
-        Return the best plan found for a serial forward graph; it is optimal if its `bound` equals its `seconds`.
+        Return the best plan found for a serial forward graph; it is optimal if its `bound` equals its `seconds`. If no
+        plan can cost less than `most`, in the solver's objective, return any, as soon as that is known.
 
         Raises `OutOfBudget` if the budget ends before there is a plan.
         """
-        return FactorGraphBuilder(self, graph).solve()
+        return FactorGraphBuilder(self, graph).solve(most)
 
     def variable(
         self,
@@ -430,9 +431,10 @@ def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
     return needed
 
 
-def _minimum(problem: FactorGraph, memo: Memo, start: Start) -> tuple[float, list[int], float]:
+def _minimum(problem: FactorGraph, memo: Memo, start: Start, most: float = np.inf) -> tuple[float, list[int], float]:
     """
-    Return an incumbent's cost, its rows, and a lower bound on all choices; equal to the cost if it is optimal.
+    Return an incumbent's cost, its rows, and a lower bound on all choices; equal to the cost if it is optimal. Once the
+    bound is `most` or more, no better incumbent is looked for.
 
     Messages start from those that `start` knows. Theirs of when no row was dropped yet are kept there, as others say
     nothing of the rows dropped; and only if the incumbent comes close to the bound: where it does not, it depends on
@@ -468,6 +470,8 @@ def _minimum(problem: FactorGraph, memo: Memo, start: Start) -> tuple[float, lis
                     start.keep(early)
                 if exact is not None:
                     return (*exact, exact[0])
+            if messages.bound >= most:
+                break
             if close and not (messages.restarted and 2 * left < among):
                 # Messages that start close have not yet dropped the rows that as many passes from zero would have.
                 break
@@ -562,19 +566,19 @@ class FactorGraphBuilder:
         of = self.variables
         return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
 
-    def solve(self) -> ExactPlan:
+    def solve(self, most: float = np.inf) -> ExactPlan:
         """
-        Return the best plan found for the graph, with its lower bound. Raises `OutOfBudget` if the budget ends before
-        there is a plan.
+        Return the best plan found for the graph, with its lower bound; where that is `most` or more, any plan. Raises
+        `OutOfBudget` if the budget ends before there is a plan.
         """
-        return self.plan(self.problem())
+        return self.plan(self.problem(), most)
 
-    def plan(self, problem: FactorGraph) -> ExactPlan:
+    def plan(self, problem: FactorGraph, most: float = np.inf) -> ExactPlan:
         """
         Return the best plan found among the rows left in `problem`, a factor graph of this graph that may have lost
-        some.
+        some; any plan, where their lower bound is `most` or more.
         """
-        return self.chosen(problem, *_minimum(problem, self.solver.memo, self.start()))
+        return self.chosen(problem, *_minimum(problem, self.solver.memo, self.start(), most))
 
     def start(self) -> Start:
         """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from unity_ir.budget import spend
 from unity_ir.machine.model import Machine
@@ -184,17 +185,21 @@ class BestFirst:
         self._queue = [(source.seconds, len(self.seen), source)]
         """Entered later is later in the queue, where seconds are equal."""
 
-    def enter(self, graph: Graph, derivation: tuple[RuleApplication, ...]) -> PricedGraph | None:
+    def enter(
+        self, graph: Graph, derivation: tuple[RuleApplication, ...], is_compared: bool = False
+    ) -> PricedGraph | None:
         """
         Compute the seconds of a serial graph's optimal plan, and queue the graph if they are within `limits().alpha`
-        times the incumbent's; return the priced graph, or None if it was priced before.
+        times the incumbent's; return the priced graph, or None if it was priced before. Of a graph that is not within
+        that the plan is any, unless it `is_compared` later.
 
         `derivation` are the rewrites that led to the graph.
         """
         if graph.outputs in self.seen:
             return None
         self.seen.add(graph.outputs)
-        plan = self.solver.solve(graph)
+        most = inf if is_compared else limits().alpha * self.best.seconds
+        plan = self.solver.solve(graph, most)
         found = PricedGraph(plan.seconds, graph, plan, derivation)
         if plan.seconds < self.best.seconds * (1 - 1e-9):
             self.best = found
@@ -214,7 +219,7 @@ class BestFirst:
         if alone.interrupted:
             raise KeyboardInterrupt
         self.memo.alone = alone
-        return self.enter(alone.rewritten, alone.derivation)
+        return self.enter(alone.rewritten, alone.derivation, is_compared=True)
 
     def enter_everywhere(self) -> None:
         """

@@ -241,7 +241,8 @@ def _estimates(
                 is_slow = parts is None and bounds.work_of_kernels(p, m) >= known
                 if is_slow or (parts is None and not search.has_units(p, m)):
                     continue
-                found[p, m] = seconds = search.estimate(p, m, inf if search.is_small else FAR * best())
+                most, astray = (inf, inf) if search.is_small else (FAR * best(), ASTRAY * best())
+                found[p, m] = seconds = search.estimate(p, m, most, astray)
                 if seconds > least and seconds > FAR * best() and not search.is_small:
                     break
                 if seconds < least:

@@ -31,9 +31,10 @@ from unity_ir.pcg.layers import shortened_with_map
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.baselines.batch_dims import sample_dims
-from unity_ir.search.exact.axis_groups import solve
+from unity_ir.search.exact.axis_groups import first_solver, solve
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import with_shared_moves
+from unity_ir.search.exact.shorter import shorter
 from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.layouts.limits import limited, limits
 from unity_ir.search.layouts.objective import Price
@@ -56,8 +57,11 @@ At 1 a plan that takes all memory costs twice its time.
 FEW_PRICES = BYTE_PRICES[1::2]
 """Those of them that estimates try."""
 
-SENDS = 0.995
-"""Part of a makespan above which what it would be without sends leaves the layouts of large graphs as they are."""
+SENDS, SENDS_OF_LARGE = 0.995, 0.98
+"""
+Parts of a makespan above which what it would be without sends leaves layouts as they are: of graphs that are not small,
+and of large ones (`shorter`), where choosing layouts anew takes ten seconds and more.
+"""
 
 SMALL = 16
 """Operators up to which a graph is small: more is tried for it."""
@@ -178,6 +182,7 @@ class PipelineSearch:
         self.dims = sample_dims(graph)
         self._small: dict[int, Graph] = {}
         self._solvers: dict[tuple[int, int], Solver] = {}
+        self._first: dict[int, Solver] = {}
         self._found: dict[tuple[int, int, float, bool], tuple[Price, UnitRows]] = {}
         self._sketches: dict[tuple[int, int, ScheduleKind | None], Sketch] = {}
 
@@ -210,11 +215,23 @@ class PipelineSearch:
             if same:
                 found = same[0]
             else:
-                short, _ = shortened_with_map(self.small(micro_batches), limits().rewritten_layers)
+                short, _ = self._shortened(micro_batches)
                 with limited(group_rows=0):
-                    found, _ = solve(short, part(self.machine, parts), self.optimizer)
+                    found, _ = solve(short, part(self.machine, parts), self.optimizer, first=self._first.get(parts))
             self._solvers[parts, micro_batches] = found.with_price(self.price(micro_batches))
         return self._solvers[parts, micro_batches]
+
+    def _first_solver(self, parts: int, micro_batches: int) -> Solver:
+        """Return the solver of the first grouping of axes that `solver` tries, which takes less time to find."""
+        if parts not in self._first:
+            short, _ = self._shortened(micro_batches)
+            with limited(group_rows=0):
+                self._first[parts] = first_solver(short, part(self.machine, parts), self.optimizer)
+        return self._first[parts].with_price(self.price(micro_batches))
+
+    def _shortened(self, micro_batches: int) -> tuple[Graph, Sequence[int]]:
+        """Return the graph of one micro-batch with few of its equal layers, and its unit for each of all units."""
+        return shortened_with_map(self.small(micro_batches), limits().rewritten_layers)
 
     def price(self, micro_batches: int) -> Price:
         """
@@ -302,22 +319,24 @@ class PipelineSearch:
         first needs far less memory than there is, and where they give the same layouts as an earlier one. Layouts are
         solved for a graph with few of the equal layers, and hold for all of them.
         """
-        return self._variants(stages, micro_batches, BYTE_PRICES)
+        return [*self._variants(stages, micro_batches, BYTE_PRICES)]
 
     def _variants(
         self, stages: int, micro_batches: int, prices: Iterable[float], is_rough: bool = False
-    ) -> list[tuple[Price, UnitRows]]:
+    ) -> Iterator[tuple[Price, UnitRows]]:
+        """Yield what `variants` returns, at some prices, each as it is found."""
         found = [self._variant(stages, micro_batches, 0.0, is_rough)]
+        yield found[0]
         rows = found[0][1]
         live = min(stages, micro_batches)
         needs = rows.held.sum() + live * rows.live[0].sum() + stages * rows.working[0].max()
         if needs <= stages * self.memory / SPREAD:
-            return found
+            return
         for times in prices:
             price, rows = self._variant(stages, micro_batches, times, is_rough)
             if not any(rows.is_like(other) for _, other in found):
                 found.append((price, rows))
-        return found
+                yield found[-1]
 
     def _variant(self, stages: int, micro_batches: int, times: float, is_rough: bool = False) -> tuple[Price, UnitRows]:
         """
@@ -333,16 +352,17 @@ class PipelineSearch:
                 seconds = float((rows.forward + rows.input_gradient + rows.weight_gradient).sum())
                 live = (min(stages, micro_batches) + 1) / 2
                 price = replace(price, byte=times * seconds / (stages * self.memory), again=True, live=live)
-            short, of = shortened_with_map(self.small(micro_batches), limits().rewritten_layers)
-            self._found[key] = price, self._rows(short, of, solver.with_price(price), micro_batches, is_rough)
+            self._found[key] = price, self._rows(solver.with_price(price), micro_batches, is_rough)
         return self._found[key]
 
-    def estimate(self, stages: int, micro_batches: int, most: float = inf) -> float:
+    def estimate(self, stages: int, micro_batches: int, most: float = inf, astray: float = inf) -> float:
         """
         Return a rough estimate of the seconds of a step of `micro_batches` on `stages` equal parts of the machine, with
         one stage on each; inf if it does not fit the memory. It assumes stages as equal as units allow, which hold as
         many micro-batches as those of 1F1B do on average, and sends that take no time. Where that takes `most` seconds
-        or more in the fastest layouts with nothing recomputed, return those seconds: others take longer.
+        or more in the fastest layouts with nothing recomputed, return those seconds: others take longer. Where other
+        groupings of mesh axes have yet to be tried (`solver`), and it takes `astray` seconds or more so in the first,
+        return these: others do not make up for that.
         """
         p, m, best = stages, micro_batches, inf
         live = (min(p, m) + 1) / 2
@@ -351,19 +371,26 @@ class PipelineSearch:
             each = rows.forward + rows.input_gradient + rows.weight_gradient + rows.again[level]
             return float(each.sum() + rows.once.sum() / p) + (m - 1) * least_longest(each.tolist(), p)
 
+        is_grouped = len(part(self.machine, p).mesh.sizes) > limits().exact_axes
+        if astray < inf and is_grouped and not any(parts == p for parts, _ in self._solvers):
+            rows = self._rows(self._first_solver(p, m), m, is_rough=True)
+            if (least := seconds(rows, 0)) >= astray:
+                return least
         _, fastest = self._variant(p, m, 0.0, is_rough=True)
         if (least := seconds(fastest, 0)) >= most:
             return least
-        found = self._variants(p, m, FEW_PRICES, is_rough=True)
-        for _, rows in found:
+        for _, rows in self._variants(p, m, FEW_PRICES, is_rough=True):
+            if seconds(rows, 0) >= best:
+                break  # at higher prices layouts take longer
             needs = (rows.held.sum() + live * rows.live.sum(axis=1)) / p + rows.working.max(axis=1)
             fits = needs <= self.memory
             if fits.any():
                 best = min(best, seconds(rows, int(fits.argmax())))
         return best
 
-    def _rows(self, graph: Graph, of: Sequence[int], solver: Solver, micro_batches: int, is_rough: bool) -> UnitRows:
-        """Return the rows of the units `of` of a serial graph in the best layouts found, as `_variant` does."""
+    def _rows(self, solver: Solver, micro_batches: int, is_rough: bool) -> UnitRows:
+        """Return the rows of all units in the best layouts that a solver finds, as `_variant` does."""
+        graph, of = self._shortened(micro_batches)
         if is_rough:
             with limited(exact_passes=limits().estimated_passes):
                 plan = replace(solver.solve(graph), again=frozenset())
@@ -374,9 +401,11 @@ class PipelineSearch:
     def solved(self, graph: Graph, solver: Solver) -> ExactPlan:
         """
         Return the best layouts found for a serial graph in the objective of `solver`, with nothing recomputed. If its
-        objective has no price of bytes, moves that several readers share are charged once.
+        objective has no price of bytes, moves that several readers share are charged once; of a large graph, in layouts
+        in which each pays for itself.
         """
-        return replace(with_shared_moves(solver, graph, solver.solve(graph)), again=frozenset())
+        plan = with_shared_moves(solver, graph, solver.solve(graph), is_bounded=shorter(graph) is None)
+        return replace(plan, again=frozenset())
 
     def priced(self, graph: Graph, plan: ExactPlan, solver: Solver, micro_batches: int) -> PricedUnits:
         """
@@ -417,10 +446,11 @@ class PipelineSearch:
             small, solver, self._by_price(small, solver, prices, cuts), orders, micro_batches, cuts
         )
         slopes: Slopes | None = None
+        sends = SENDS if shorter(small) is None else SENDS_OF_LARGE
         for number in range(ROUNDS if self.is_small else FEW_ROUNDS):
             if best is None or last is None:
                 break
-            if not self.is_small and self._without_sends(last.stages, last.outcome, orders) > SENDS * last.makespan:
+            if not self.is_small and self._without_sends(last.stages, last.outcome, orders) > sends * last.makespan:
                 break
             found = Slopes.of(last.stages.loads.seconds, micro_batches, self._makespans(last.outcome, orders))
             slopes = found if slopes is None else slopes.mixed(found, 1 / (number + 1))

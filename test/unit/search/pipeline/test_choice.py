@@ -9,6 +9,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import load, part_counts
 from unity_ir.models import from_text
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.layouts.limits import limited
 from unity_ir.search.pipeline.choice import PipelineChoice, best_pipeline, bound
 from unity_ir.search.pipeline.equal import PipelineSearch, pipeline_plan
 
@@ -34,6 +35,17 @@ def test_layouts_that_hold_less_are_solved_for_only_if_the_fastest_are_fast():
     assert least < found
     assert {price for *_, price, _ in slow._found} == {0.0} < {price for *_, price, _ in fast._found}
     assert slow.estimate(2, 4, 2 * found) == fast.estimate(2, 4, 2 * found) == found
+
+
+def test_other_groupings_are_tried_only_where_the_first_is_fast():
+    """Axes are grouped as if more than one were too many."""
+    slow, fast, plain = (PipelineSearch(GPT2, boxes(2, 2, 2, overhead=1e-6), OPTIMIZER) for _ in range(3))
+    with limited(exact_axes=1):
+        first = slow.estimate(2, 4, astray=0.0)
+        assert not slow._solvers
+        found = fast.estimate(2, 4, astray=2 * first)
+        assert fast._solvers
+        assert found == plain.estimate(2, 4) <= first
 
 
 def test_a_pair_is_expected_once_before_plans_are_made():
