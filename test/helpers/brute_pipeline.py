@@ -24,7 +24,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.pipeline.cuts import units
-from unity_ir.search.pipeline.orders import TRIED
+from unity_ir.search.pipeline.orders import TRIED, ScheduleKind
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
 from unity_ir.search.pipeline.rows import UnitRows, priced_units
 
@@ -61,8 +61,19 @@ def least_pipelines(graph: Graph, machine: Machine, optimizer: Optimizer, room: 
     Return the least makespan of every pair of parts and micro-batches, in seconds. Raises `TooMany` where operators
     have more than `room` placements together.
     """
+    found = least_by_schedule(graph, machine, optimizer, room)
+    return {pair: min(each.values()) for pair, each in found.items()}
+
+
+def least_by_schedule(
+    graph: Graph, machine: Machine, optimizer: Optimizer, room: int
+) -> dict[Pair, dict[ScheduleKind, float]]:
+    """
+    Return the least makespan of every pair of parts and micro-batches under each schedule by which it fits, in seconds.
+    Raises `TooMany` where operators have more than `room` placements together.
+    """
     samples = graph.inputs[0].types[0].shape[0]
-    found: dict[Pair, float] = {}
+    found: dict[Pair, dict[ScheduleKind, float]] = {}
     for parts in part_counts(machine)[1:]:
         own = part(machine, parts)
         distances = Distances(own)
@@ -73,7 +84,7 @@ def least_pipelines(graph: Graph, machine: Machine, optimizer: Optimizer, room: 
                 continue
             if len(units(small).parts) >= parts:
                 rows = list(_placements(small, own, optimizer, distances, m, room))
-                found[parts, m] = min(_makespans(rows, machine, optimizer, parts, m))
+                found[parts, m] = dict(_makespans(rows, machine, optimizer, parts, m))
     return found
 
 
@@ -95,7 +106,7 @@ def _placements(
 
 def _makespans(
     rows: list[UnitRows], machine: Machine, optimizer: Optimizer, parts: int, micro_batches: int
-) -> Iterator[float]:
+) -> Iterator[tuple[ScheduleKind, float]]:
     last = norm_seconds(optimizer, machine)
     ranges = [StageRanges([each], machine, parts, machine.device.usable, last) for each in rows]
     for name, chunks in TRIED:
@@ -105,8 +116,7 @@ def _makespans(
             order = CountedSchedule.of(pipeline_schedule(name, parts, micro_batches, chunks))
         except UnityError:
             continue
-        for cuts in combinations(range(1, rows[0].count), parts * chunks - 1):
-            for each in ranges:
-                found = each.makespan(cuts, order, optimizer.clip > 0)
-                if found is not None:
-                    yield found[1]
+        every = product(combinations(range(1, rows[0].count), parts * chunks - 1), ranges)
+        fitting = [found[1] for cuts, each in every if (found := each.makespan(cuts, order, optimizer.clip > 0))]
+        if fitting:
+            yield (name, chunks), min(fitting)

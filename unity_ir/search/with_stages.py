@@ -296,7 +296,7 @@ class _Pipelines:
         if stages is not None:
             parts, schedule = stages.pipeline.ranks, (stages.order, stages.pipeline.chunks)
         search = PipelineSearch(self.graph, self.machine, self.optimizer)
-        bounds = PipelineBounds(search, parts, self.micro_batches, with_layouts=False)
+        bounds = PipelineBounds(search, parts, self.micro_batches)
         is_large = self.is_large
         rewriting = _Rewriting(search, self.rules, schedule)
         with ForkedWorker(bounds.below, bounds.ahead(), beside=is_large) as bounding, ExitStack() as stack:
@@ -326,7 +326,7 @@ class _Pipelines:
                 assert other is not None, "a second search finds what the first did"
                 choice = other
                 step, priced = self._priced(choice, is_large)
-                least, family = bound(choice, parts, self.micro_batches, with_layouts=False)
+                least, family = bound(choice, parts, self.micro_batches)
             else:
                 least, family = bounded()
         found = SearchResult(

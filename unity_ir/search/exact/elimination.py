@@ -14,11 +14,11 @@ each distinct elimination is done once over all graphs solved with one memo.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from heapq import heappop, heappush
-from math import prod
+from math import inf, prod
 
 import numpy as np
 import numpy.typing as npt
@@ -210,6 +210,36 @@ def minimise_within(
     return constant, found
 
 
+def without(
+    most: int,
+    sizes: Mapping[VariableId, int],
+    factors: Sequence[Factor],
+    kept: Iterable[VariableId],
+    memo: Memo,
+) -> tuple[float, list[Factor]]:
+    """
+    Return (constant, factors): tables over fewer variables whose sum, with the constant, is for every assignment to
+    these the minimum of the sum of `factors` over all others. `sizes` has the number of values of each variable.
+
+    Left are the variables `kept`, and any whose elimination would look at more than `most` table entries by then.
+    """
+    order = _Order(sizes, factors, memo, kept)
+    live = dict(enumerate(factors))
+    constant, number = 0.0, len(factors)
+    for step in order.cheap_steps(most):
+        involved = [live.pop(n) for n in step.involved]
+        if step.key not in memo.tables:
+            spend(limits().work_elimination + step.entries)
+            memo.tables[step.key] = _eliminated(step, involved, sizes[step.variable])
+        table = memo.tables[step.key]
+        if step.others:
+            live[number] = Factor(step.others, tuple(j.axis for j in step.seen), table)
+            number += 1
+        else:
+            constant += float(table)
+    return constant, [*live.values()]
+
+
 def _without(factor: Factor, fixed: Mapping[VariableId, int], memo: Memo) -> Factor:
     """Return the factor without the variables that have a single value."""
     left = tuple(v not in fixed for v in factor.variables)
@@ -241,10 +271,20 @@ _Weight = tuple[int, _JointProjection | None, tuple[VariableId, ...], tuple[_Joi
 
 
 class _Order:
-    """A greedy elimination order: always the variable with the smallest joint table next (min-weight)."""
+    """
+    A greedy elimination order: always the variable with the smallest joint table next (min-weight), but for those that
+    are kept.
+    """
 
-    def __init__(self, sizes: Mapping[VariableId, int], factors: Sequence[Factor], memo: Memo):
+    def __init__(
+        self,
+        sizes: Mapping[VariableId, int],
+        factors: Sequence[Factor],
+        memo: Memo,
+        kept: Iterable[VariableId] = (),
+    ):
         self.memo = memo
+        self.kept = frozenset(kept)
         self.outlines: list[_Outline] = []
         self.of: dict[VariableId, dict[int, _Outline]] = {v: {} for v in sizes}
         self.due: dict[VariableId, _Weight] = {}
@@ -259,20 +299,27 @@ class _Order:
         out: list[_Elimination] = []
         new: set[tuple[object, ...]] = set()
         total = 0
+        for step in self.cheap_steps(inf):
+            if step.key not in self.memo.tables and step.key not in new:
+                new.add(step.key)
+                total += step.entries
+                if total > limit:
+                    return None
+            out.append(step)
+        return out
+
+    def cheap_steps(self, most: float) -> Iterator[_Elimination]:
+        """Yield the eliminations until the next one looks at more than `most` entries."""
         while self.queue:
             entries, variable = heappop(self.queue)
             weight = self.due.get(variable)
             if weight is None or weight[0] != entries:
                 continue
+            if entries > most:
+                return
             step = self._elimination(variable, weight)
-            if step.key not in self.memo.tables and step.key not in new:
-                new.add(step.key)
-                total += entries
-                if total > limit:
-                    return None
-            out.append(step)
+            yield step
             self._take(step)
-        return out
 
     def _enter(self, outline: _Outline) -> None:
         for variable, axis in zip(outline.variables, outline.axes, strict=True):
@@ -295,6 +342,8 @@ class _Order:
             self._weigh(other)
 
     def _weigh(self, variable: VariableId) -> None:
+        if variable in self.kept:
+            return
         spend(limits().work_elimination_order)
         seen: dict[VariableId, list[Projection]] = {}
         for outline in self.of[variable].values():

@@ -314,6 +314,18 @@ class FactorGraph:
             edges,
         )
 
+    def part(self, variables: Sequence[int]) -> FactorGraph:
+        """Return the factor graph of some variables, numbered in the order given, and of the edges between them."""
+        number = {v: i for i, v in enumerate(variables)}
+        edges = (self.edges[at] for v in variables for at in self.into[v])
+        inside = [Edge(number[e.source], number[e.target], e.between) for e in edges if e.source in number]
+        return FactorGraph(
+            [self.rows[v] for v in variables],
+            [self.seconds[v] for v in variables],
+            [self.own[v] for v in variables],
+            inside,
+        )
+
     def steps(self) -> int:
         """Return an estimate of the work of one pass of messages over all edges, as a number of additions."""
         return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.edges)

@@ -481,6 +481,15 @@ def _minimum(problem: FactorGraph, memo: Memo, start: Start, most: float = np.in
     return best, chosen, min(best, messages.bound)
 
 
+def least_sum(problem: FactorGraph) -> float:
+    """
+    Return a lower bound on the sum of costs of every choice of rows; equal to the least if that is found. Rows of
+    `problem` that are in no best choice may be dropped, in place.
+    """
+    start = Start(KnownMessages(), (), [PLAIN] * len(problem.rows))
+    return _minimum(problem, Memo(), start)[2]
+
+
 def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
     """
     Return ((cost, row of each variable), few): the best choice among the `few` rows of least slack of each variable,
@@ -680,6 +689,16 @@ class FactorGraphBuilder:
             readers = {user for user, _ in self.uses[value]}
             self._had[value] = min(kept, again / len(value.node.results)) / len(readers)
         return self._had[value]
+
+    def row_costs(self, node: Node, kept: Sequence[bool]) -> Floats:
+        """
+        Return the cost [configuration] of an operator without its moves and leaves if the backward read those of its
+        results for which `kept` is True.
+        """
+        solver = self.at(node)
+        before = self._to_have_all(node) if solver.price.again else 0.0
+        may = node in self.keeps.may_recompute
+        return solver.price.rows(solver.table(node, self.with_gradient), kept, may, before)
 
     def _to_have_all(self, node: Node) -> float:
         return sum(map(self._to_have, dict.fromkeys(node.operands)), 0.0)

@@ -8,6 +8,7 @@ the least bound) -> `fastest` (the schedule, simulated). `bound` is the least ma
 For a graph on equal parts of a machine: `cuts` (the units of which stages are made) -> `rows` (what each takes, in
 given layouts) -> `ranges` (stages of them, with recompute) -> `orders` (the schedules to choose from) -> `best_cuts`
 (cuts and a schedule, for given layouts) -> `together` (layouts of all stages, by what each adds to the makespan) ->
-`equal` (all of it together) -> `layout_bound` (lower bounds over all layouts) -> `choice` (how many stages and
-micro-batches, and the bound of all that there are).
+`equal` (all of it together) -> `kernels` and `range_bound` (the least that ranges of units take in any layouts) ->
+`live_bound` (the least makespan of stages of these that fit) -> `layout_bound` (all of that for a number of parts and
+micro-batches) -> `choice` (how many of these, and the bound of all that there are).
 """

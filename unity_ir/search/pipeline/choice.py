@@ -35,6 +35,9 @@ ASTRAY = 1.15
 PLANS = 4
 """Pairs of which a whole plan is made, at most: those of the least estimates."""
 
+ENOUGH = 1.03
+"""Times a bound up to which the best pipeline found may take that no more is done to tighten the bound."""
+
 FAR = 1.05
 """
 Fewer micro-batches, or more, are not estimated once they get slower, and are slower than the best estimate by this
@@ -134,16 +137,21 @@ class BoundedFamily:
 class PipelineBounds:
     """
     Lower bounds, in seconds of a step, on all pipelines that `search` may plan: with the given numbers of `parts` and
-    `micro_batches`, or any of 2 or more where these are None. With `with_layouts` they are tighter, but take several
-    times as long as the search. The work of each step that tightens them has a limit of its own, so that the result is
-    the same whenever the step is done.
+    `micro_batches`, or any of 2 or more where these are None. They are tightened until the best pipeline found takes at
+    most `enough` times as long, or no more can be done. The work of each step that tightens them has a limit of its
+    own, so that the result is the same whenever the step is done.
     """
 
     def __init__(
-        self, search: PipelineSearch, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool
+        self,
+        search: PipelineSearch,
+        parts: int | None = None,
+        micro_batches: int | None = None,
+        *,
+        enough: float = ENOUGH,
     ):
         self._search, self._parts, self._micro_batches = search, parts, micro_batches
-        self._with_layouts = with_layouts
+        self._enough = enough
         self._shared = LayoutBounds(search, is_split=False)
 
     def below(self, family: BoundedFamily) -> tuple[float, str]:
@@ -152,20 +160,18 @@ class PipelineBounds:
         `family.makespan`. It holds for all layouts and all recompute, if every move inside a stage is waited for.
 
         If `family.has_chunks`, it holds for pipelines with any number of stages per part; else for those with one
-        contiguous stage per part, under schedules in which each rank holds at least as many micro-batches as under
+        contiguous stage per part, with whole backwards under any synchronous schedule or, if `family.is_split`, with
+        backwards whole or in halves, under schedules in which each rank holds at least as many micro-batches as under
         1F1B.
         """
-        if family.has_chunks:
-            bounds = LayoutBounds(self._search, is_split=True, shared=self._shared)
-            work = bounds.work_of_layouts if self._with_layouts else bounds.work_of_kernels
-            with own_budget():
-                least = min(work(*pair) for pair in self._pairs)
-            return min(least, family.makespan), "any number of stages per equal part"
-        least = inf
-        for least in self._tightened(family.is_split):
-            pass
-        halves = "whole or in halves" if family.is_split else "whole"
-        name = f"one contiguous stage per equal part, backwards {halves}, as many micro-batches live as in 1f1b or more"
+        least = 0.0
+        for least in self._tightened(family.is_split, family.has_chunks):
+            if least * self._enough >= family.makespan:
+                break
+        name = "any number of stages per equal part"
+        if not family.has_chunks:
+            halves = "whole or in halves, as many micro-batches live as in 1f1b or more" if family.is_split else "whole"
+            name = f"one contiguous stage per equal part, backwards {halves}"
         return min(least, family.makespan), name
 
     def ahead(self) -> Iterator[float]:
@@ -174,13 +180,15 @@ class PipelineBounds:
         step and yields the bound so far, in seconds, so that a caller may stop between steps.
         """
         for is_split in (False, True):
-            yield from self._tightened(is_split)
+            yield from self._tightened(is_split, False)
 
-    def _tightened(self, is_split: bool) -> Iterator[float]:
+    def _tightened(self, is_split: bool, has_chunks: bool) -> Iterator[float]:
         """Yield the least of the bounds of all pairs, the loosest of which is tightened from one to the next."""
-        bounds = LayoutBounds(self._search, is_split, is_1f1b=True, shared=self._shared)
-        steps = (bounds.of_kernels, bounds.of_ranges, *((bounds.of_layouts,) if self._with_layouts else ()))
-        queue = [(bounds.of_kernels(*pair), 0, pair) for pair in self._pairs]
+        bounds = LayoutBounds(self._search, is_split or has_chunks, shared=self._shared)
+        steps = (bounds.of_kernels, bounds.of_kernels_that_fit, bounds.of_some_layouts, bounds.of_layouts)
+        if has_chunks:
+            steps = (bounds.work_of_kernels, bounds.work_of_layouts)
+        queue = [(steps[0](*pair), 0, pair) for pair in self._pairs]
         heapq.heapify(queue)
         if not queue:
             return
@@ -201,17 +209,17 @@ class PipelineBounds:
 
 
 def bound(
-    choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool = True
+    choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, enough: float = ENOUGH
 ) -> tuple[float, str]:
     """
     Return (lower bound in seconds of a step, text that names the pipelines it holds for). `choice` is what
     `best_pipeline` returned. The bound holds for pipelines of the same kind as the one chosen there: backwards whole or
     also in halves, one stage or several per part.
 
-    `parts` and `micro_batches` are the numbers that the search was given, None where it chose. With `with_layouts` the
-    bound is tighter, and takes several times as long as the search.
+    `parts` and `micro_batches` are the numbers that the search was given, None where it chose. The bound is tightened
+    until the pipeline takes at most `enough` times as long, or no more can be done.
     """
-    bounds = PipelineBounds(choice.search, parts, micro_batches, with_layouts=with_layouts)
+    bounds = PipelineBounds(choice.search, parts, micro_batches, enough=enough)
     return bounds.below(BoundedFamily.of(choice.plan))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from brute import TooMany
-from brute_pipeline import Pair, least_pipelines, trunk
+from brute_pipeline import Pair, least_by_schedule, least_pipelines, trunk
 from extent import ALL
-from graphs import boxes
+from graphs import boxes, with_memory
 
 from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph
@@ -14,6 +14,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.pipeline.best_cuts import GAIN
 from unity_ir.search.pipeline.choice import best_pipeline, bound
 from unity_ir.search.pipeline.equal import PipelineSearch
+from unity_ir.search.pipeline.layout_bound import LayoutBounds
 
 OPTIMIZER = Optimizer("adamw")
 
@@ -28,6 +29,9 @@ MACHINES = [
 
 EACH = 23 if ALL else 1
 """Graphs on every machine: 207 in all; in `make test` a few."""
+
+WHOLE = ("gpipe", "1f1b", "eager-1f1b")
+"""Schedules of one stage per part that run backwards whole."""
 
 ROOM = 400 if ALL else 60
 """Placements of one graph."""
@@ -58,3 +62,25 @@ def test_no_pipeline_is_faster_and_none_below_the_bound(machine: Machine, seed: 
     least = min(found.values())
     assert least * (1 - 1e-9) <= choice.plan.makespan <= least / GAIN
     assert 0 < bound(choice)[0] <= least * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("seed", range(EACH))
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_bound_is_above_what_any_schedule_takes(machine: Machine, seed: int):
+    """Of each kind of schedule by itself, and where memory is short, too."""
+    graph, _ = small_trunk(seed, machine)
+    choice = best_pipeline(PipelineSearch(graph, machine, OPTIMIZER))
+    assert choice is not None
+    for on in (machine, with_memory(machine, int(0.8 * max(choice.plan.peaks)))):
+        search = PipelineSearch(graph, on, OPTIMIZER)
+        whole, split = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=True)
+        for pair, found in least_by_schedule(graph, on, OPTIMIZER, ROOM).items():
+            for (name, chunks), least in found.items():
+                bounds = [split.work_of_kernels, split.work_of_layouts]
+                if chunks == 1:
+                    bounds += [split.of_kernels_that_fit, split.of_some_layouts, split.of_layouts]
+                if chunks == 1 and name in WHOLE:
+                    bounds += [whole.of_kernels_that_fit, whole.of_some_layouts, whole.of_layouts]
+                assert all(of(*pair) <= least * (1 + 1e-9) for of in bounds), (pair, name, chunks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, product
 from random import Random
@@ -11,6 +12,7 @@ import pytest
 from graphs import boxes, with_memory
 
 from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
 from unity_ir.machine import part
 from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import nodes_with_gradient
@@ -21,10 +23,11 @@ from unity_ir.search.baselines.random_plan import sample
 from unity_ir.search.exact.solver import ExactPlan
 from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.layouts.objective import Price
-from unity_ir.search.pipeline import layout_bound
+from unity_ir.search.pipeline import layout_bound, range_bound
 from unity_ir.search.pipeline.equal import PipelineSearch
-from unity_ir.search.pipeline.layout_bound import LayoutBounds, range_bounds
+from unity_ir.search.pipeline.layout_bound import LayoutBounds
 from unity_ir.search.pipeline.orders import TRIED
+from unity_ir.search.pipeline.range_bound import range_bounds
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
 from unity_ir.search.pipeline.rows import UnitRows, priced_units
 
@@ -63,7 +66,7 @@ def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
     search = PipelineSearch(from_text(model), machine, OPTIMIZER)
     whole, split = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=True)
     least = {False: whole.of_layouts(p, m), True: split.of_layouts(p, m)}
-    assert 0 < whole.of_kernels(p, m) <= whole.of_ranges(p, m) <= least[False]
+    assert 0 < whole.of_kernels(p, m) <= whole.of_kernels_that_fit(p, m) <= whole.of_some_layouts(p, m) <= least[False]
     assert least[True] <= least[False]
     work = split.work_of_layouts(p, m)
     assert 0 < split.work_of_kernels(p, m) <= work <= least[True]
@@ -88,16 +91,20 @@ def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("name", MACHINES)
-def test_no_range_of_units_takes_less_than_its_bound(name: str):
+def test_no_range_of_units_takes_less_than_its_bound(name: str, in_blocks: bool, monkeypatch: pytest.MonkeyPatch):
     """Layouts are changed at random while that makes the range faster, whatever becomes of the others."""
     machine, p, m, random = MACHINES[name], 2, 4, Random(1)
     search = PipelineSearch(from_text(MODELS[0]), machine, OPTIMIZER)
     small, solver = search.small(m), search.solver(p, m).with_price(Price(once=0.0))
-    bound = range_bounds(small, solver, 3)
+    if in_blocks:
+        monkeypatch.setattr(range_bound, "PAIRS", 0)
+    bound = range_bounds(small, solver, 9, 3)
     best = search.solved(small, solver)
     count = len(bound) - 1
-    assert bound[0, count] == pytest.approx(best.seconds, rel=1e-3)
+    assert bound[0, count] <= best.seconds
+    assert in_blocks or bound[0, count] == pytest.approx(best.seconds, rel=1e-3)
 
     def seconds(plan: ExactPlan) -> Floats:
         rows = search.priced(small, plan, solver, m).rows
@@ -118,23 +125,20 @@ def test_no_range_of_units_takes_less_than_its_bound(name: str):
 
 
 @pytest.mark.slow
-def test_the_bound_of_those_that_fit_is_no_lower():
-    search = PipelineSearch(from_text(MODELS[1]), MACHINES["four"], OPTIMIZER)
-    alone, fitting = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=False, is_1f1b=True)
-    assert alone.of_layouts(2, 4) <= fitting.of_layouts(2, 4) <= search.plan(2, 4, ("1f1b", 1)).makespan
-
-
-@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_where_memory_is_short_the_bound_is_below_what_fits(model: str, monkeypatch: pytest.MonkeyPatch):
     """At every price of a byte: without the price of all memory taken off, it would be above."""
     machine, graph = boxes(2, 2, overhead=1e-9, bandwidth=1e11), from_text(model)
-    wide = PipelineSearch(graph, machine, OPTIMIZER).plan(2, 4, ("1f1b", 1))
+    alone = PipelineSearch(graph, machine, OPTIMIZER)
+    wide = alone.plan(2, 4, ("1f1b", 1))
+    least = LayoutBounds(alone, is_split=False).of_layouts(2, 4)
     for share in (0.9, 0.75):
         search = PipelineSearch(graph, with_memory(machine, int(share * max(wide.peaks))), OPTIMIZER)
         makespan = search.plan(2, 4, ("1f1b", 1)).makespan
-        alone = LayoutBounds(search, is_split=False).of_layouts(2, 4)
-        for price in (0.1, 0.5, 2.0):
-            monkeypatch.setattr(layout_bound, "PRICE", price)
-            assert alone <= LayoutBounds(search, is_split=False, is_1f1b=True).of_layouts(2, 4) <= makespan
+        with suppress(UnityError):  # it holds more, and may not fit
+            makespan = min(makespan, search.plan(2, 4, ("eager-1f1b", 1)).makespan)
+        for prices in ((0.1,), (0.5,), (2.0,), (0.1, 0.4, 1.6)):
+            monkeypatch.setattr(layout_bound, "BYTE_PRICES", prices)
+            bound = LayoutBounds(search, is_split=False).of_layouts(2, 4)
+            assert least * (1 - 1e-9) <= bound <= makespan
