@@ -92,6 +92,18 @@ def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
 
 
 @pytest.mark.slow
+def test_gradients_of_weights_wait_for_no_other_part():
+    """With more parts than micro-batches, these are made beside others: a micro-batch does not pass them by itself."""
+    machine, p, m = boxes(2, 4, overhead=0.0, bandwidth=1e14), 8, 2
+    search = PipelineSearch(from_text("mlp,batch=4096,layers=8,hidden=512,classes=512"), machine, Optimizer())
+    whole, split = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=True)
+    halves, v = (search.plan(p, m, kind).makespan for kind in (("zb-h1", 1), ("zb-v", 2)))
+    work = split.work_of_kernels(p, m), split.work_of_layouts(p, m)
+    assert 0 < max(work) <= min(halves, v)
+    assert max(*work, split.of_layouts(p, m)) <= halves < whole.work_of_kernels(p, m)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_range_of_units_takes_less_than_its_bound(name: str, in_blocks: bool, monkeypatch: pytest.MonkeyPatch):
