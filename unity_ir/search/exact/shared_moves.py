@@ -292,7 +292,11 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan, is_bounded:
     """
     builder = SharedFactorGraphBuilder(solver, graph)
     values = [v for v in builder.uses if builder.may_share(v)]
-    if replace(solver.price, once=TIME.once, add=TIME.add) != TIME or not values or not solver.spaces.groups:
+    if (
+        replace(solver.price, once=TIME.once, add=TIME.add, adding=TIME.adding) != TIME
+        or not values
+        or not solver.spaces.groups
+    ):
         return plan
     enough = ROUNDED if plan.rows_before <= limits().shared_exact_rows else limits().close
     best = _best_relays(builder, plan, values, None)

@@ -48,6 +48,8 @@ class Price:
     Seconds per byte of adding a micro-batch's gradient of a weight to the sum of those before; charged only if `once`
     is not 1, and not where the product that makes the gradient adds it up (`additions`).
     """
+    adding: float = 0.0
+    """Share of the micro-batches whose gradients of weights are added to the sum of those before: all but the first."""
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
         """
@@ -75,7 +77,7 @@ class Price:
         micro-batches, elementwise for arrays of choices. `longer` are the seconds by which the product takes longer in
         every micro-batch; `reading` those by which it takes longer in all but the first, where it also reads the sum.
         """
-        return self.second * (longer + (1 - self.once) * reading)
+        return self.second * (longer + self.adding * reading)
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """

@@ -157,7 +157,8 @@ class PipelineBounds:
     def below(self, family: BoundedFamily) -> tuple[float, str]:
         """
         Return (lower bound in seconds, text that names the pipelines it holds for); the bound is at most
-        `family.makespan`. It holds for all layouts and all recompute, if every move inside a stage is waited for.
+        `family.makespan`. It holds for all layouts and all recompute, if every move inside a stage is waited for and
+        what a weight is moved to is held for the whole step.
 
         If `family.has_chunks`, it holds for pipelines with any number of stages per part; else for those with one
         contiguous stage per part, with whole backwards under any synchronous schedule or, if `family.is_split`, with

@@ -240,8 +240,8 @@ class PipelineSearch:
         gradients to those of earlier ones counts (`micro_batches` - 1) / `micro_batches`, since the first has none to
         add to.
         """
-        each = self.machine.memory_seconds(0, ADDED) * (micro_batches - 1) / micro_batches
-        return Price(once=1 / micro_batches, add=each)
+        adding = (micro_batches - 1) / micro_batches
+        return Price(once=1 / micro_batches, add=self.machine.memory_seconds(0, ADDED) * adding, adding=adding)
 
     def plan(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> PipelinePlan:
         """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class LayoutBounds:
         a micro-batch, divided evenly over all devices. It is the loosest and quickest of the methods `of_..`.
         """
         on_part = self.kernels(micro_batches).seconds * stages
-        return _closed(on_part, stages, micro_batches, self._forward_part)
+        return _closed(on_part, stages, micro_batches, self._forward_part(micro_batches))
 
     def kernels(self, micro_batches: int) -> UnitKernels:
         """Return what the kernels of a micro-batch take and hold, divided evenly over all devices."""
@@ -69,10 +68,11 @@ class LayoutBounds:
     def work_of_kernels(self, parts: int, micro_batches: int) -> float:
         """
         Return the seconds of a step's kernels, divided evenly over all devices: a lower bound on pipelines with any
-        number of stages per part, since some part computes that long or longer, and so do all parts one after the
-        other, if there are more of them than micro-batches.
+        number of stages per part, since some part computes that long or longer. If there are more parts than
+        micro-batches, it is what a micro-batch takes on all parts one after the other: forward and backward or, where
+        backwards may be in halves, of which those of weights wait for nobody, its forward alone.
         """
-        return max(parts, micro_batches) * self.kernels(micro_batches).seconds
+        return max(self._forward_part(micro_batches) * parts, micro_batches) * self.kernels(micro_batches).seconds
 
     def work_of_layouts(self, parts: int, micro_batches: int) -> float:
         """
@@ -205,9 +205,9 @@ class LayoutBounds:
             )
         return found
 
-    @cached_property
-    def _forward_part(self) -> float:
-        return self.kernels(1).forward_part if self.is_split else 1.0
+    def _forward_part(self, micro_batches: int) -> float:
+        """Return the least part of a stage's seconds in which it holds up those behind it."""
+        return self.kernels(micro_batches).forward_part if self.is_split else 1.0
 
 
 def _closed(total: float, stages: int, micro_batches: int, forward: float) -> float:

@@ -121,7 +121,7 @@ class _Chain:
     def of_graph(graph: Graph, solver: Solver) -> _Chain:
         short, of = shortened_with_map(graph, KEPT_LAYERS)
         builder = SharedFactorGraphBuilder(solver, short)
-        problem, memo, found = builder.problem(), Memo(), units(short)
+        problem, memo, found = _without_shared_weights(builder), Memo(), units(short)
         members: list[list[int]] = [[] for _ in found.parts]
         for key, variable in builder.numbers.items():
             members[found.unit_of[key if isinstance(key, Node) else key.node]].append(variable)
@@ -275,6 +275,26 @@ class _Unit:
         """Return costs by rows of the variable at an end; where they are by rows of another, the least for each."""
         size = 1 if end is None else len(self.problem.rows[end])
         return costs if len(costs) == size else np.full(size, costs.min())
+
+
+def _without_shared_weights(builder: SharedFactorGraphBuilder) -> FactorGraph:
+    """
+    Return the factor graph of a builder, in which a weight with several readers costs what it takes where it rests. It
+    is moved once per step, each reader's gradients are added up where that one finds it, maybe on another stage, and
+    only the first reader's stage holds it: what a relay or an edge is charged for that is more than a range may pay.
+    """
+    problem, solver = builder.problem(), builder.solver
+    relays: dict[int, Node] = {}
+    for key, variable in builder.numbers.items():
+        if not isinstance(key, Node) and key.node.op == "weight":
+            relays[variable] = key.node
+    least: dict[int, Floats] = {}
+    for variable, node in relays.items():
+        # Equal layers keep sharing the array.
+        like, rest = id(problem.seconds[variable]), solver.rest(node, builder.with_gradient)
+        problem.seconds[variable] = least.setdefault(like, np.full(len(problem.rows[variable]), rest.min()))
+    edges = [edge for edge in problem.edges if edge.source not in relays]
+    return FactorGraph(problem.rows, problem.seconds, problem.own, edges)
 
 
 class _TooLarge(Exception):

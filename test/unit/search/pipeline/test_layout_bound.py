@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import combinations, product
 from random import Random
 
+import numpy as np
 import pytest
 from graphs import boxes, with_memory
 
@@ -91,6 +92,18 @@ def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
 
 
 @pytest.mark.slow
+def test_gradients_of_weights_wait_for_no_other_part():
+    """With more parts than micro-batches, these are made beside others: a micro-batch does not pass them by itself."""
+    machine, p, m = boxes(2, 4, overhead=0.0, bandwidth=1e14), 8, 2
+    search = PipelineSearch(from_text("mlp,batch=4096,layers=8,hidden=512,classes=512"), machine, Optimizer())
+    whole, split = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=True)
+    halves, v = (search.plan(p, m, kind).makespan for kind in (("zb-h1", 1), ("zb-v", 2)))
+    work = split.work_of_kernels(p, m), split.work_of_layouts(p, m)
+    assert 0 < max(work) <= min(halves, v)
+    assert max(*work, split.of_layouts(p, m)) <= halves < whole.work_of_kernels(p, m)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_range_of_units_takes_less_than_its_bound(name: str, in_blocks: bool, monkeypatch: pytest.MonkeyPatch):
@@ -122,6 +135,27 @@ def test_no_range_of_units_takes_less_than_its_bound(name: str, in_blocks: bool,
             if found < least:
                 plan, least = other, found
         assert bound[i, j] <= least * (1 + 1e-9), (i, j)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS[:2])
+@pytest.mark.parametrize("byte", [0.0, 0.2, 1.6])
+def test_no_range_costs_less_than_its_bound_at_the_prices_of_bounds(byte: float, model: str):
+    """
+    At prices of bytes held and of live micro-batches, whatever is recomputed: with gradients added up over
+    micro-batches, and a weight that two units read (GPT-2's embedding), which may be added up with the later one.
+    """
+    p, m = 2, 4
+    search = PipelineSearch(from_text(model), MACHINES["fast"], OPTIMIZER)
+    bounds, every = LayoutBounds(search, is_split=False), [*plans(search.small(m), search, p, m)]
+    price = bounds._byte(p, m, byte)  # pyright: ignore[reportPrivateUsage]
+    for live in (1, m):
+        found = bounds._costs(p, m, price, live, 0.0)  # pyright: ignore[reportPrivateUsage]
+        for rows in every:
+            each = rows.forward + rows.input_gradient + rows.weight_gradient + price * rows.held
+            for again, bytes in zip(rows.again, rows.live, strict=True):
+                sums = np.concatenate([[0.0], np.cumsum(each + again + price * live * bytes)])
+                assert (found <= np.maximum(sums[None, :] - sums[:, None], 0.0) * (1 + 1e-9)).all()
 
 
 @pytest.mark.slow
