@@ -111,10 +111,10 @@ def only_exchanged(
 
 def by_hand(serial: Graph, emitted: SimulatedPlans, rows: float, faster_than: float = inf) -> Iterator[PricedPlan]:
     """
-    Yield plans of expert parallelism that exchange rows, and fit: of each degree, the greatest first, with ZeRO-2; if
-    that does not fit with ZeRO-3, and with recompute if that does not either. `rows` is as `Graph.exchange_rows`.
-    `emitted` simulates them; those that would need recompute, and take `faster_than` seconds or as many as a plan
-    before without it, are left out.
+    Yield plans of expert parallelism that exchange rows, and fit: of each degree, the greatest first, with ZeRO-2, and
+    unless that fits as it is also with ZeRO-3, each with recompute where it does not fit without. `rows` is as
+    `Graph.exchange_rows`. `emitted` simulates them; those that would need recompute, and take `faster_than` seconds or
+    as many as a plan before without it, are left out.
     """
     machine, optimizer = emitted.machine, emitted.optimizer
     for ep in reversed(expert_degrees(serial, machine, OF_ROWS)):
@@ -124,15 +124,15 @@ def by_hand(serial: Graph, emitted: SimulatedPlans, rows: float, faster_than: fl
             except UnityError:
                 return  # such as a batch that is not divisible
             priced = plan, cost(plan, machine, optimizer)
-            if not fits(*priced, optimizer):
-                if zero == 2:
-                    continue
+            is_whole = fits(*priced, optimizer)
+            if not is_whole:
                 if emitted.seconds(priced) >= faster_than:
-                    break
+                    continue
                 plan = with_recompute_and_pieces(plan, "auto", None, machine, optimizer, compared=False)
                 priced = plan, cost(plan, machine, optimizer)
                 if not fits(*priced, optimizer):
-                    break
+                    continue
             faster_than = min(faster_than, emitted.seconds(priced))
             yield priced
-            break
+            if is_whole:
+                break
