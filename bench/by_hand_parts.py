@@ -103,7 +103,7 @@ def joint_step(model: str, place: str) -> float | None:
 
 
 def main() -> None:
-    """Try every plan by hand of the rows asked for, and print the best of each beside joint's."""
+    """Print, for each row asked for, joint's seconds and those of the fastest plan by hand."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="*", choices=range(len(ROWS)), default=range(len(ROWS)))
     parser.add_argument("--json", type=Path)

@@ -103,6 +103,8 @@ def with_padded_copies(program: Program, choice: Choice) -> Program:
         tensors[made] = replace(tensors[register], row=_padded(program, register))
         if _takes(replace(program, tensors=tensors), copy, made, choice):
             copies[register] = copy
+    if not copies:
+        return program
     body: list[Instruction] = []
     copied: dict[Register, Register] = {}
     for instruction in program.body:
@@ -153,7 +155,7 @@ def _takes(program: Program, use: Compute, register: Register, choice: Choice) -
 
 def _is_matrix(program: Program, use: Compute, register: Register, least: int = 1) -> bool:
     """
-    Return whether a tensor is a factor of an operator's matrix product, or a result of it, of at least so many rows,
+    Return whether a tensor is a factor or the result of an operator's matrix product that has at least `least` rows,
     columns and summed elements.
     """
     operator = local_operator(program, use)

@@ -73,7 +73,7 @@ def first_with_values(program: Program) -> dict[Register, Register]:
                 what, how = instruction.kind, (instruction.axes, instruction.source, instruction.target)
             case _:
                 continue
-        # Hardly two instructions do the same with the same registers, so most are told apart without `how`.
+        # `how` is slow to hash, and few instructions apply one operator to the same registers, so it is compared.
         alike = made.setdefault((what, tuple(first.get(r, r) for r in read)), [])
         same = next((own for other, own in alike if other == how), None)
         if same is None:

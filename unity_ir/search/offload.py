@@ -101,23 +101,20 @@ def least_seconds(
     if optimizer.states and found.offload == "none":
         tried += others.with_state()
     tried += others.with_values()
-    return fastest_that_fits(tried, whole, machine, optimizer)
+    return fastest_that_fits(tried, need, others.seconds, limit)
 
 
 def fastest_that_fits(
-    plans: Sequence[Graph], whole: Callable[[Graph], Graph], machine: Machine, optimizer: Optimizer
+    plans: Sequence[Graph], need: Callable[[Graph], int], seconds: Callable[[Graph], float], limit: int
 ) -> Graph:
     """
-    Return, of placed plans, at least one, the one whose step is the fastest as emitted among those that fit; if none
-    fits, the one that needs the least. `whole(plan)` is as in `least_seconds`.
+    Return the plan of the fewest `seconds` of `plans`, at least one, among those that `need` at most `limit` bytes on a
+    device; if none does, the one that needs the least.
     """
-    need = bytes_needed(whole, machine, optimizer)
-    fitting = [plan for plan in plans if need(plan) <= machine.device.usable]
+    fitting = [plan for plan in plans if need(plan) <= limit]
     if not fitting:
         return min(plans, key=need)
-    if len(fitting) == 1:
-        return fitting[0]
-    return min(fitting, key=lambda plan: as_emitted(whole(plan), machine, optimizer)[0])
+    return min(fitting, key=seconds) if len(fitting) > 1 else fitting[0]
 
 
 class _Others:

@@ -49,7 +49,10 @@ class SearchResult:
     """Of a pipeline: the seconds of its step if all moves are waited for, as the search and its bound have them."""
 
     runner_up: Graph | None = None
-    """Where memory is short, a plan nearly as fast: with something at the host, it may be the faster one."""
+    """
+    Where memory is short, the next plan, if it takes at most `limits().about_equal` times as long: it may become the
+    faster one once state or activations go to the host.
+    """
 
     @property
     def gap(self) -> float | None:

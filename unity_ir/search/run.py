@@ -42,7 +42,13 @@ from unity_ir.search.offload import (
 )
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
-from unity_ir.search.recompute.fit import recomputed, same_plan, with_recompute_and_pieces, without_recompute
+from unity_ir.search.recompute.fit import (
+    bytes_needed,
+    recomputed,
+    same_plan,
+    with_recompute_and_pieces,
+    without_recompute,
+)
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
 from unity_ir.search.strategies.joint import JointOptions
@@ -217,8 +223,13 @@ def _run(
         if micro_batches == 1:
             result = search(machine)
             plan = again(result.graph)
-            if is_open and result.runner_up is not None:
-                plan = fastest_that_fits([plan, again(placed(result.runner_up))], same_plan, machine, optimizer)
+            if is_open and result.runner_up is not None and not result.interrupted:
+                plan = fastest_that_fits(
+                    [plan, again(placed(result.runner_up))],
+                    bytes_needed(same_plan, machine, optimizer),
+                    lambda plan: as_emitted(plan, machine, optimizer)[0],
+                    machine.device.usable,
+                )
             if plan != result.graph:
                 result = replace(result, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
             elif strategy in WITHIN_MEMORY and pieces is None and not result.interrupted:

@@ -109,7 +109,7 @@ def test_large_products(layout: str, shapes: Any, has: bool, runner: Any, monkey
 def test_small_tiles_by_descriptors(
     layout: str, shapes: Any, size: tuple[int, int], runner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 128 or 64 columns, in steps of 128 with a rest of K; the last tiles are moved inside."""
+    """Tiles have 128 or 64 columns and steps of 128, which do not divide K; the last tiles are moved inside."""
     monkeypatch.setattr(matmul, "SMS", 2)
     monkeypatch.setattr(matmul, "MANY_STEPS", 64)
     sizes = dict(zip((M, N, K), (*size, 136), strict=True))
@@ -133,7 +133,7 @@ BATCHES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "shapes"), BATCHES)
 def test_batches_by_descriptors(line: str, shapes: Any, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 4 tiles by two programs for each product, the last ones moved inside."""
+    """Two programs compute the 4 tiles of each product; the last tiles are moved inside."""
     monkeypatch.setattr(matmul, "SMS", 6)
     monkeypatch.setattr(matmul, "MANY_STEPS", 64)
     bound = bind(parse_line(line), shapes, {})

@@ -126,7 +126,7 @@ def test_triton_is_asked_twice(seen: Seen):
 
 
 def other_metadata(compiled: Any, rest: Any) -> Any:
-    """What `directly` returns, but for the kernel's metadata."""
+    """Return what `directly` returns, without the kernel's metadata."""
     *found, fixed, as_one, rest = directly(compiled, rest)
     return *found, tuple("other" if x == () else x for x in fixed), as_one, rest
 

@@ -82,6 +82,7 @@ def _order(variables: int, ends: Ends, rows: int, most: int) -> tuple[_Step, ...
 def _aligned(
     table: tuple[int, ...], variable: int, others: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]:
+    """Return an entry of `_Step.tables`: how `table` lies among (`variable`, *`others`)."""
     at = table.index(variable)
     front = (at, *(i for i in range(len(table)) if i != at))
     return table, front, (slice(None), *(slice(None) if other in table else None for other in others))

@@ -83,7 +83,7 @@ class LayoutBounds:
         p, m, least = parts, micro_batches, self.work_of_kernels(parts, micro_batches)
         if self._solver(p, m) is None:
             return least
-        return max(least, m / p * float(self._costs(p, m, 0.0, 1, self.search.price(m).once)[0, -1]))
+        return max(least, m / p * float(self.costs_of_ranges(p, m, 0.0, 1, self.search.price(m).once)[0, -1]))
 
     def of_kernels_that_fit(self, stages: int, micro_batches: int) -> float:
         """
@@ -124,7 +124,7 @@ class LayoutBounds:
         least = self.of_kernels_that_fit(stages, micro_batches)
         if self._solver(stages, micro_batches) is None:
             return least
-        free = self._costs(stages, micro_batches, 0.0, 1, 0.0)
+        free = self.costs_of_ranges(stages, micro_batches, 0.0, 1, 0.0)
         tables = LiveTables(free, self._tables_of_kernels(stages, micro_batches))
         add(tables)
         if not self.is_split:
@@ -137,29 +137,33 @@ class LayoutBounds:
         tables = LiveTables(rows.ranges(p, 0.0, 1))
         for live in _doubled(min(m, 2 * p - 1)):
             for times in BYTE_PRICES[:LOW]:
-                byte = self._byte(p, m, times)
+                byte = self.byte_price(p, m, times)
                 tables.add(live, byte, rows.ranges(p, byte, live) - byte * self.search.memory)
         return tables
 
     def _add(self, tables: LiveTables, stages: int, micro_batches: int, live: int, times: float) -> float:
         """
-        Add what ranges take at a price of a byte in stages with so many micro-batches live; return that of all units,
-        per stage.
+        Add to `tables` what ranges take in stages that hold `live` micro-batches, at a price of `times` the unit of
+        `BYTE_PRICES`; return what all units take, divided by the number of stages.
         """
-        byte = self._byte(stages, micro_batches, times)
-        found = self._costs(stages, micro_batches, byte, live, 0.0)
+        byte = self.byte_price(stages, micro_batches, times)
+        found = self.costs_of_ranges(stages, micro_batches, byte, live, 0.0)
         tables.add(live, byte, found - byte * self.search.memory)
         return float(found[0, -1]) / stages - byte * self.search.memory
 
-    def _byte(self, stages: int, micro_batches: int, times: float) -> float:
-        """Return a price of a byte, in units of `BYTE_PRICES`."""
+    def byte_price(self, stages: int, micro_batches: int, times: float) -> float:
+        """Return a price in seconds per byte, given how many `times` the unit of `BYTE_PRICES` it is."""
         second = self.kernels(micro_batches).seconds
         if not second and self._solver(stages, micro_batches) is not None:  # a device with a measured profile
-            second = float(self._costs(stages, micro_batches, 0.0, 1, 0.0)[0, -1]) / stages
+            second = float(self.costs_of_ranges(stages, micro_batches, 0.0, 1, 0.0)[0, -1]) / stages
         return times * second / self.search.memory
 
-    def _costs(self, stages: int, micro_batches: int, byte: float, live: int, once: float) -> Floats:
-        """Return the least costs of ranges in any layouts at a price of a byte with micro-batches live."""
+    def costs_of_ranges(self, stages: int, micro_batches: int, byte: float, live: int, once: float) -> Floats:
+        """
+        Return lower bounds on what ranges of units cost as stages of a micro-batch, in any layouts: [first unit, unit
+        behind the last]. A cost is the seconds, plus `byte` (seconds per byte) for each byte that a device holds with
+        `live` micro-batches live. What a step does once counts `once` times its seconds.
+        """
         key = stages, micro_batches, byte, live, once
         if key not in self._ranges:
             solver = self._solver(stages, micro_batches)

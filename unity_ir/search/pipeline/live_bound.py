@@ -113,8 +113,9 @@ def least_makespan(tables: LiveTables, sends: Floats, stages: int, micro_batches
 
 def _numbers_live(behind: int, micro_batches: int) -> list[tuple[int, int]]:
     """
-    Return (least, most) numbers of micro-batches that a stage with so many behind it may hold, all of them together.
-    With twice as many as there are stages from it on, it hardly waits any more.
+    Return groups (least, most) of the numbers of micro-batches that a stage may hold which has `behind` stages behind
+    it; together they are 1 to `micro_batches`. A stage that holds twice as many as there are stages from it on hardly
+    waits, so those above are one group.
     """
     found: list[tuple[int, int]] = []
     low = 1

@@ -197,7 +197,7 @@ class _Unit:
 
     @cached_property
     def costs(self) -> tuple[object, ...]:
-        """What its costs are: equal units have the same."""
+        """A key of its tables and of how they are linked: units with equal keys cost the same."""
         number = {v: i for i, v in enumerate(self._all)}
         rows = tuple(id(self.problem.own[v]) for v in number)
         own = tuple(id(self.problem.seconds[v]) for v in self.variables)

@@ -69,7 +69,7 @@ def test_no_pipeline_is_faster_and_none_below_the_bound(machine: Machine, seed: 
 @pytest.mark.parametrize("seed", range(EACH))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_bound_is_above_what_any_schedule_takes(machine: Machine, seed: int):
-    """Of each kind of schedule by itself, and where memory is short, too."""
+    """The bound of a kind of schedule is at most the least makespan of that kind, with and without enough memory."""
     graph, _ = small_trunk(seed, machine)
     choice = best_pipeline(PipelineSearch(graph, machine, OPTIMIZER))
     assert choice is not None

@@ -93,7 +93,7 @@ def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
 
 @pytest.mark.slow
 def test_gradients_of_weights_wait_for_no_other_part():
-    """With more parts than micro-batches, these are made beside others: a micro-batch does not pass them by itself."""
+    """With more parts than micro-batches, gradients of weights are made while other parts compute, and delay none."""
     machine, p, m = boxes(2, 4, overhead=0.0, bandwidth=1e14), 8, 2
     search = PipelineSearch(from_text("mlp,batch=4096,layers=8,hidden=512,classes=512"), machine, Optimizer())
     whole, split = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=True)
@@ -148,9 +148,9 @@ def test_no_range_costs_less_than_its_bound_at_the_prices_of_bounds(byte: float,
     p, m = 2, 4
     search = PipelineSearch(from_text(model), MACHINES["fast"], OPTIMIZER)
     bounds, every = LayoutBounds(search, is_split=False), [*plans(search.small(m), search, p, m)]
-    price = bounds._byte(p, m, byte)  # pyright: ignore[reportPrivateUsage]
+    price = bounds.byte_price(p, m, byte)
     for live in (1, m):
-        found = bounds._costs(p, m, price, live, 0.0)  # pyright: ignore[reportPrivateUsage]
+        found = bounds.costs_of_ranges(p, m, price, live, 0.0)
         for rows in every:
             each = rows.forward + rows.input_gradient + rows.weight_gradient + price * rows.held
             for again, bytes in zip(rows.again, rows.live, strict=True):
