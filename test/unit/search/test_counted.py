@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
-from unity_ir.models import build
+from unity_ir.models import build, from_text
 from unity_ir.models.mlp import build as mlp
 from unity_ir.pcg.graph import erase
 from unity_ir.pcg.optimizer import Optimizer
@@ -294,6 +294,43 @@ def test_a_bound_with_orders_told_apart_ends_where_there_are_too_many():
     for limit in ("order_layouts", "order_rows", "order_pairs", "order_sums"):
         with limited(**{limit: 1}):
             assert axis_counts.bound(graph, machine, SGD, plain * 1.2)[0] == pytest.approx(plain, rel=1e-5)
+
+
+TRANSFORMER = "llama3_8b,batch=8,layers=12,hidden=1024,heads=8,kv_heads=4,intermediate=2048,vocabulary=512,sequence=256"
+
+
+@pytest.mark.parametrize("price", [0.0, 1e-10])
+def test_fewer_passes_bound_many_equal_layers_from_a_graph_with_few(price: float, monkeypatch: pytest.MonkeyPatch):
+    graph, machine = from_text(TRANSFORMER), boxes(2, 4)
+    plan = cost(data_parallel(graph, machine), machine, SGD)
+    known = axis_counts.KnownPlan(graph, plan.time, plan.memory_bytes, price)
+    limit = machine.device.usable
+    edges: list[int] = []
+    forward = Messages.forward
+
+    def counted(self: Messages, known: float = np.inf) -> float:
+        edges.append(len(self.problem.edges))
+        return forward(self, known)
+
+    monkeypatch.setattr(Messages, "forward", counted)
+
+    def bounded() -> float:
+        edges.clear()
+        made = axis_counts.Bounds(machine, SGD)
+        if price:
+            return axis_counts.bound_within(known, made, limit) + price * limit
+        return axis_counts.bound(graph, machine, SGD, known.seconds, bounds=made)[0]
+
+    with limited(count_pairs=-1, near=0.0, long_sums=0, merges=((3,), (0,)), direct_sums=0):
+        with limited(long_sums=10**12, slow_pass=1e-9, count_passes=30):
+            settled = bounded()
+        bounded()
+        from_zero = edges.count(max(edges))
+        with limited(rewritten_operators=10, rewritten_layers=6):
+            found = bounded()
+    assert 0.995 * settled <= found <= settled * (1 + 1e-6)
+    assert edges[0] < max(edges)
+    assert edges.count(max(edges)) < from_zero
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ from unity_ir.search.exact.elimination import Memo
 from unity_ir.search.exact.factor_graph import FactorGraph
 from unity_ir.search.exact.shared_moves import ROUNDED, SharedFactorGraphBuilder, with_shared_moves, without_free_moves
 from unity_ir.search.exact.shared_moves import least_cost_bound as bounded_sum
+from unity_ir.search.exact.shorter import Shorter, shorter
 from unity_ir.search.exact.solver import Solver, among_best
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.axes import AxisGroup
@@ -266,10 +267,12 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     Return the bound after messages on coarse, then finer problems, until it is near `known`.
 
     A finer problem has only the rows whose coarse rows may still be part of something better. Of each finer kind the
-    first is taken that is small enough.
+    first is taken that is small enough. A graph with many equal layers starts from messages that have settled on one
+    with few of them (`search/exact/shorter.py`).
     """
-    best = 0.0
+    best, short = 0.0, shorter(graph)
     coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
+    of_short: Messages | None = None
 
     @cache
     def builder_of(merge: int) -> SharedFactorGraphBuilder:
@@ -290,12 +293,31 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
                 break
         else:
             break
-        messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
+        if short is not None:
+            of_short, messages = _from_shorter(short, of_short, builder, problem)
+        else:
+            messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
         best = max(best, _passed(messages, known, number < len(kinds)))
         if known <= best * (1 + limits().near):
             break
         coarse = builder, messages
     return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
+
+
+def _from_shorter(
+    short: Shorter, coarse: Messages | None, builder: SharedFactorGraphBuilder, problem: FactorGraph
+) -> tuple[Messages, Messages]:
+    """
+    Return the messages of a graph with fewer equal layers, and those of the whole graph that start from them. The
+    first start from `coarse`, those of the shorter graph on a coarser problem, and settle.
+    """
+    few = SharedFactorGraphBuilder(builder.solver, short.graph)
+    of_few = few.problem()
+    settled = Messages(of_few) if coarse is None else refine_messages(coarse, of_few)
+    settled.settle(limits().short_passes, limits().slow_pass / 2)
+    moved = builder.start().moved
+    known = short.lengthened(few.start().now(settled), few.numbers, problem, builder.numbers, moved)
+    return settled, Messages(problem, known.start(problem, moved))
 
 
 def _is_direct(builder: SharedFactorGraphBuilder) -> bool:

@@ -27,6 +27,71 @@ GRAIN = 1e-12
 ROUNDED = 2.0**-20
 """float32 slack that keeps the sum a lower bound."""
 
+TILE = 128
+"""Rows that are transposed at a time."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    """
+    Layouts in groups, by the number of each group: each round has one more layout of each, of the largest groups first.
+    """
+
+    numbers: Ints
+    """Of the groups of the first round."""
+    rounds: list[Ints]
+
+    @staticmethod
+    def of(numbers: Ints) -> _Groups:
+        """Return the groups, given the number of each layout's."""
+        order = np.argsort(numbers, kind="stable")
+        along = numbers[order]
+        starts = np.flatnonzero(np.diff(along, prepend=-1))
+        distinct, sizes = along[starts], np.diff(starts, append=len(along))
+        largest = np.argsort(-sizes, kind="stable")
+        distinct, starts, sizes = distinct[largest], starts[largest], sizes[largest]
+        return _Groups(distinct, [order[starts[sizes > n] + n] for n in range(int(sizes.max(initial=0)))])
+
+    def least(
+        self, rows: Ints, of_layouts: Singles, near: Singles, columns: Ints, targets: Ints, far: Singles
+    ) -> Singles:
+        """
+        Return, for each target, the minimum over layouts of `of_layouts` + near[row, column] + far[target, group].
+
+        `rows` has the row of each layout; `columns` and `targets` have the column, and the row in `far`, of each
+        target.
+        """
+        there = self._least_near(rows, of_layouts, near, far.shape[1])
+        least = np.empty(len(columns), dtype=np.float32)
+        block = max(1, limits().cached_messages // far.shape[1])
+        ways, more = np.empty((2, block, far.shape[1]), dtype=np.float32)
+        for start in range(0, len(least), block):
+            at = slice(start, start + block)
+            some = len(columns[at])
+            # Without a mode, `take` fills a copy first.
+            np.take(there, columns[at], axis=0, out=ways[:some], mode="clip")
+            np.take(far, targets[at], axis=0, out=more[:some], mode="clip")
+            ways[:some] += more[:some]
+            ways[:some].min(axis=1, out=least[at])
+        return least
+
+    def _least_near(self, rows: Ints, of_layouts: Singles, near: Singles, groups: int) -> Singles:
+        """Return [column, group] the minimum over a group's layouts of `of_layouts` + near[row, column]."""
+        some, *more = self.rounds
+        first = near[rows[some]]
+        first += of_layouts[some][:, None]
+        for some in more:
+            ways = near[rows[some]]
+            ways += of_layouts[some][:, None]
+            np.minimum(first[: len(some)], ways, out=first[: len(some)])
+        ordered = np.full((groups, near.shape[1]), np.inf, dtype=np.float32)
+        ordered[self.numbers] = first
+        least = np.empty((near.shape[1], groups), dtype=np.float32)
+        for start in range(0, groups, TILE):
+            # In one piece, it takes several times as long.
+            least[:, start : start + TILE] = ordered[start : start + TILE].T
+        return least
+
 
 @dataclass(frozen=True, eq=False)
 class _End:
@@ -39,39 +104,23 @@ class _End:
     backs: Ints
 
     @cached_property
-    def _by_back(self) -> tuple[Ints, list[Ints]]:
-        """
-        Return the distinct gradient layouts, most frequent first, and rounds: each round has one more layout of each.
-        """
-        order = np.argsort(self.back, kind="stable")
-        along = self.back[order]
-        starts = np.flatnonzero(np.diff(along, prepend=-1))
-        distinct, sizes = along[starts], np.diff(starts, append=len(along))
-        largest = np.argsort(-sizes, kind="stable")
-        distinct, starts, sizes = distinct[largest], starts[largest], sizes[largest]
-        rounds = [order[starts[sizes > n] + n] for n in range(int(sizes.max(initial=0)))]
-        return distinct, rounds
+    def _by_there(self) -> _Groups:
+        return _Groups.of(self.there)
+
+    @cached_property
+    def _by_back(self) -> _Groups:
+        return _Groups.of(self.back)
 
     def least_both(self, of_layouts: Singles, other: _End, out: Singles, home: Singles) -> Singles:
         """
         Return, for each layout of the other end, the minimum of `of_layouts` + out[there, there] + home[back, back].
+
+        One of the tables is the transpose of a contiguous one: the value's is taken first if it is not that one, so
+        that both are read along rows.
         """
-        distinct, (some, *more) = self._by_back
-        first = out[self.there[some]]
-        first += of_layouts[some][:, None]
-        for some in more:
-            ways = out[self.there[some]]
-            ways += of_layouts[some][:, None]
-            np.minimum(first[: len(some)], ways, out=first[: len(some)])
-        there, back = np.ascontiguousarray(first.T), np.ascontiguousarray(home[distinct].T)
-        least = np.empty(len(other.there), dtype=there.dtype)
-        rows = max(1, limits().cached_messages // len(distinct))
-        for start in range(0, len(least), rows):
-            at = slice(start, start + rows)
-            ways = there[other.there[at]]
-            ways += back[other.back[at]]
-            ways.min(axis=1, out=least[at])
-        return least
+        if out.flags.c_contiguous:
+            return self._by_back.least(self.there, of_layouts, out, other.there, other.back, home.T)
+        return self._by_there.least(self.back, of_layouts, home, other.back, other.there, out.T)
 
     def least_there(self, of_layouts: Singles, other: _End, out: Singles) -> Singles:
         """
