@@ -53,7 +53,8 @@ def with_batch_norms(
     It is done where the statistics' gradients need no move, as of a batch on one device, and are read by nothing else.
     `kernels_of(program)` is called with candidates, and returns a function of operators in it (`AreKernels`).
     """
-    found = _backwards(program)
+    if not (found := _backwards(program)):
+        return program, {}
     known: dict[Register, int] = {}
     for is_one in (True, False):
         # What does not fit the first form may fit the next; all can be two operators without copies.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from types import MappingProxyType
 
@@ -129,8 +130,10 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
 
     program, casts = with_own_casts(program, kernels_of)
     program, groups = with_batch_norms(program, lambda candidate: _Fuser(candidate, choice, memo, casts).is_kernel)
-    program = _Fuser(program, choice, memo, casts).with_copies_next()
-    return _Fuser(program, choice, memo, casts, groups).program_of_groups()
+    fuser = _Fuser(program, choice, memo, casts, groups)
+    if (moved := fuser.with_copies_next()) is not program:
+        fuser = _Fuser(moved, choice, memo, casts, groups)
+    return fuser.program_of_groups()
 
 
 @dataclass
@@ -153,18 +156,24 @@ class _Fuser:
             self.maker.update(dict.fromkeys(makes(instruction), place))
         for register in self.program.outputs:
             self.readers.setdefault(register, []).append(len(body))
-        self.alive = self._alive()
-        made = (
-            self.alive[p] + sum(piece_bytes(self.program, r) for r in i.results)
-            for p, i in enumerate(body)
-            if isinstance(i, Compute)
-        )
-        self.most = max(made, default=0)
         self.sums: dict[tuple[Register, ...], bool] = {}
         """Whether the operator with these results sums columns."""
+        self.launches: dict[tuple[Register, ...], Launches | None] = {}
+        """The launches of the operator with these results."""
 
-    def _alive(self) -> list[int]:
-        """Return the bytes live before every instruction, without inputs and weights."""
+    @cached_property
+    def most(self) -> int:
+        """The most bytes live at once, without inputs and weights."""
+        made = (
+            self.alive[p] + sum(piece_bytes(self.program, r) for r in i.results)
+            for p, i in enumerate(self.program.body)
+            if isinstance(i, Compute)
+        )
+        return max(made, default=0)
+
+    @cached_property
+    def alive(self) -> list[int]:
+        """The bytes live before every instruction, without inputs and weights."""
         change = [0] * (len(self.program.body) + 2)
         for register, place in self.maker.items():
             if not isinstance(self.program.body[place], Leaf):
@@ -189,6 +198,8 @@ class _Fuser:
                 found = sorted(p for p in only if p < len(body) and self._is_copy(body[p]))
                 if found and self._is_one([place, *found]):
                     copies[place] = found
+        if not copies:
+            return self.program
         moved = {p for places in copies.values() for p in places}
         order = [p for place in range(len(body)) if place not in moved for p in (place, *copies.get(place, ()))]
         return replace(self.program, body=tuple(body[p] for p in order))
@@ -464,10 +475,12 @@ class _Fuser:
 
     def _launches(self, member: Compute) -> Launches | None:
         """Return the launches of one operator in Triton; None for PyTorch's, and for results that are no floats."""
-        key, made = self._key([member]), self.memo.launches
-        if key not in made:
-            made[key] = self._of_operator(member)
-        return made[key]
+        if member.results not in self.launches:
+            key, made = self._key([member]), self.memo.launches
+            if key not in made:
+                made[key] = self._of_operator(member)
+            self.launches[member.results] = made[key]
+        return self.launches[member.results]
 
     def _of_operator(self, member: Compute) -> Launches | None:
         operator = local_operator(self.program, member)

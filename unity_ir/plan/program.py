@@ -252,9 +252,9 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
     Return the registers (numbers of local tensors) that an instruction reads: for an update, the weight and its
     gradient; () for a copy of state, which is no register.
     """
+    if isinstance(instruction, Compute):  # most are, and a test is faster than a pattern
+        return instruction.operands
     match instruction:
-        case Compute(_, operands):
-            return operands
         case RowMove(operand, counts=int(counts)):
             return operand, counts
         case ReshardMove(operand) | HaloExchange(operand) | TimeStep(operand) | ValueMove(operand):
@@ -270,9 +270,9 @@ def makes(instruction: Instruction) -> tuple[Register, ...]:
     Return the registers (numbers of local tensors) that an instruction makes: its results; () for an update, which
     changes the weight in place, and for a copy of state.
     """
+    if isinstance(instruction, Compute):
+        return instruction.results
     match instruction:
-        case Compute(_, _, results):
-            return results
         case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
             return (result,)
         case TimeStep(_, result) | ValueMove(_, result):
