@@ -36,8 +36,8 @@ class GroupedInDouble(InDouble):
         return torch.cat([x[a:b] @ w for a, b, w in zip(ends, ends[1:], weights, strict=False)])
 
 
-def ids(below: int = VOCABULARY) -> torch.Tensor:
-    return torch.randint(1, below, (BATCH, SEQUENCE))
+def ids(below: int = VOCABULARY, batch: int = BATCH) -> torch.Tensor:
+    return torch.randint(1, below, (batch, SEQUENCE))
 
 
 def mlp() -> tuple[nn.Module, Any, Any]:
@@ -103,7 +103,19 @@ def bert_masked(attention: str) -> tuple[nn.Module, Any, None]:
     )
 
 
-def deepseek_v2() -> tuple[nn.Module, Any, None]:
+def mixtral(batch: int = BATCH) -> tuple[nn.Module, Any, None]:
+    """A mixture of which each token goes to two experts."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        **{"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+        use_cache=False,
+    )
+    return MixtralForCausalLM(config), {"input_ids": ids(batch=batch), "labels": ids(batch=batch)}, None
+
+
+def deepseek_v2(batch: int = BATCH) -> tuple[nn.Module, Any, None]:
     """Latent attention with complex rotary positions, and a mixture by groups with a shared expert."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
@@ -114,10 +126,10 @@ def deepseek_v2() -> tuple[nn.Module, Any, None]:
         **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 12},
         **{"n_group": 2, "topk_group": 1, "topk_method": "group_limited_greedy", "first_k_dense_replace": 1},
     )
-    return DeepseekV2ForCausalLM(config), {"input_ids": ids(), "labels": ids()}, None
+    return DeepseekV2ForCausalLM(config), {"input_ids": ids(batch=batch), "labels": ids(batch=batch)}, None
 
 
-def llama4() -> tuple[nn.Module, Any, None]:
+def llama4(batch: int = BATCH) -> tuple[nn.Module, Any, None]:
     """Complex rotary positions in chunks of attention, a layer without, and a mixture with scores by sigmoids."""
     from transformers import Llama4ForCausalLM, Llama4TextConfig
 
@@ -127,7 +139,7 @@ def llama4() -> tuple[nn.Module, Any, None]:
         **{"num_local_experts": 4, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "use_cache": False},
         **{"attention_chunk_size": 4, "no_rope_layers": [1, 0], "floor_scale": 2, "pad_token_id": 0},
     )
-    return Llama4ForCausalLM(config), {"input_ids": ids(), "labels": ids()}, None
+    return Llama4ForCausalLM(config), {"input_ids": ids(batch=batch), "labels": ids(batch=batch)}, None
 
 
 TRANSFORMERS = {

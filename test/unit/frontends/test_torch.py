@@ -20,9 +20,13 @@ from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import Imported, from_torch
 from unity_ir.frontends.torch.export import bind, loss_in
+from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.sharding import place
+from unity_ir.search.baselines.batch_dims import batch_dims
+from unity_ir.search.baselines.data_parallel import fsdp
 
 
 def in_pytorch(module: nn.Module, inputs: Any, loss: Any) -> tuple[float, dict[str, np.ndarray]]:
@@ -98,18 +102,36 @@ def test_transformer(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek_v2", "llama4"])
-def test_mixtures_with_complex_rotary_positions(name: str):
-    module, inputs, loss = getattr(torch_models, name)()
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v2", "llama4"])
+def test_mixtures(name: str, batch: int):
+    """Each token has a row for each of its experts, and none is sorted; samples are the first dim."""
+    module, inputs, loss = getattr(torch_models, name)(batch)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.3)
     with torch_models.InDouble():
         imported = check(module, inputs, loss, torch_models.GroupedInDouble())
+    tokens = batch * torch_models.SEQUENCE
+    products = [n for n in imported.graph.nodes() if n.op.startswith("routed_matmul")]
+    assert [n.types[0].shape[:2] for n in products] == [(tokens, 2)] * (4 if name == "mixtral" else 2)
     found = {n.op for n in imported.graph.nodes()}
-    assert {"attention", "silu", "topk"} <= found
-    assert not found & {"softmax"} or name == "deepseek_v2"
+    assert {"attention", "silu", "topk", "rms_norm"} <= found
+    assert not found & {"index_select", "batch_matmul", "floor", "square"} - ({"square"} if name == "llama4" else set())
+    assert sum(n.op == "embedding" for n in imported.graph.nodes()) == 1
     experts = [n for n, p in module.named_parameters() if ".experts." in n and p.grad is not None and p.grad.any()]
-    assert len(experts) == 2
+    assert len(experts) == len(products)
+    assert {v.node.name: dim for v, dim in batch_dims(imported.graph).items() if "." not in v.node.name} == {
+        "input_ids": 0,
+        "labels": 0,
+    }
+    machine = load("cpu:2")
+    if batch == 1:
+        with pytest.raises(UnityError, match=r"^fsdp: input input_ids has batch 1, which 2 devices do not divide"):
+            fsdp(imported.graph, machine)
+        return
+    plan = place(fsdp(imported.graph, machine), machine.mesh)
+    roles = [role for n, (role, *_) in plan.assignments.items() if n.op.startswith(("routed_matmul", "topk"))]
+    assert all(isinstance(role, str) for role in roles), "tokens are not divided"
 
 
 class WiderNorm(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.recognise.sorted import Orders
 from unity_ir.frontends.torch.values import DTYPES, Operand, Shape, constant, element_type, expand, op
 from unity_ir.pcg.graph import Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
@@ -32,6 +33,7 @@ class Tables:
         """The value that a step leaves in a table, by its name, of those that it replaces: running statistics."""
         self.calls: dict[str, int] = {}
         """How many times a step replaces each running statistic that it reads; 0 for those that stay the same."""
+        self.orders = Orders()
         self._known: dict[object, Value] = {}
 
     def current_statistic(self, tensor: torch.Tensor) -> Value | None:

@@ -274,11 +274,3 @@ def _outer_part(x: Value, dim: int) -> tuple[int, int] | None:
         return None
     ends = {prod(new[dim:end]) for end in range(dim + 1, len(new) + 1)}
     return (at, old[at] // new[dim]) if old[at] in ends else None
-
-
-def squeeze_leading(x: Value) -> Value:
-    """Return `x` reshaped to drop its leading dims of size 1; broadcasting adds them again where they are needed."""
-    shape = x.shape
-    while shape and shape[0] == 1:
-        shape = shape[1:]
-    return reshape(x, shape)
