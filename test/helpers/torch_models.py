@@ -115,6 +115,19 @@ def mixtral(batch: int = BATCH) -> tuple[nn.Module, Any, None]:
     return MixtralForCausalLM(config), {"input_ids": ids(batch=batch), "labels": ids(batch=batch)}, None
 
 
+def gemma2(attention: str = "eager") -> tuple[nn.Module, Any, None]:
+    """Scores kept small by a tanh, in a layer with a sliding window and one without."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    config = Gemma2Config(
+        **{"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 2},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "use_cache": False},
+        **{"sliding_window": 3, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 4},
+        attn_implementation=attention,
+    )
+    return Gemma2ForCausalLM(config), {"input_ids": ids(), "labels": ids()}, None
+
+
 def deepseek_v2(batch: int = BATCH) -> tuple[nn.Module, Any, None]:
     """Latent attention with complex rotary positions, and a mixture by groups with a shared expert."""
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM

@@ -102,6 +102,22 @@ def test_transformer(name: str):
 
 
 @pytest.mark.slow
+def test_capped_scores():
+    module, inputs, loss = torch_models.gemma2()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    with torch_models.InDouble():
+        imported = check(module, inputs, loss)
+    found = [n for n in imported.graph.nodes() if n.op.startswith("attention")]
+    assert [(n.op, n.attribute("causal"), n.attribute("cap")) for n in found] == [
+        ("attention_capped_ranges", 1, 0.5),
+        ("attention_capped", 1, 0.5),
+    ]
+    assert all(n.attribute("scale") == pytest.approx(0.5) for n in found)
+    assert not operators(imported) & {"softmax", "batch_matmul", "batch_matmul_nt"}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v2", "llama4"])
 def test_mixtures(name: str, batch: int):
