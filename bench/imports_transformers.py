@@ -24,6 +24,26 @@ TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 PICTURES = {"image_size": IMAGE, "patch_size": 8, "num_labels": 3}
 EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": True}
 
+LATENT = {
+    **WIDE,
+    "intermediate_size": 24,
+    "moe_intermediate_size": 12,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 4,
+    "n_shared_experts": 1,
+    "max_position_embeddings": 16,
+}
+"""Latent attention, and a mixture in groups with a shared expert, as in DeepSeek's models."""
+
 
 def ids(low: int = 3) -> torch.Tensor:
     return torch.randint(low, VOCABULARY, (BATCH, SEQUENCE))
@@ -106,6 +126,22 @@ RECIPES: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[str, 
     "falcon": ("Falcon", "ForCausalLM", {**WIDE, "num_kv_heads": 1}, words),
     "llama": ("Llama", "ForCausalLM", DECODER, words),
     "llama_padded": ("Llama", "ForCausalLM", DECODER, padded),
+    "llama4": (
+        "Llama4",
+        "ForCausalLM",
+        {
+            **DECODER,
+            "intermediate_size_mlp": 24,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 4,
+            "no_rope_layers": [1, 0],
+            "floor_scale": 2,
+            "pad_token_id": 0,
+        },
+        words,
+    ),
     "mistral": ("Mistral", "ForCausalLM", {**DECODER, "sliding_window": 4}, words),
     "phi3": ("Phi3", "ForCausalLM", {**DECODER, **TOKENS}, words),
     "qwen2": ("Qwen2", "ForCausalLM", DECODER, words),
@@ -127,29 +163,8 @@ RECIPES: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[str, 
         words,
     ),
     "olmoe": ("Olmoe", "ForCausalLM", {**DECODER, **EXPERTS, "num_experts": 4, "pad_token_id": 0}, words),
-    "deepseek_v3": (
-        "DeepseekV3",
-        "ForCausalLM",
-        {
-            **WIDE,
-            "intermediate_size": 24,
-            "moe_intermediate_size": 12,
-            "num_key_value_heads": 4,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_group": 2,
-            "topk_group": 1,
-            "first_k_dense_replace": 1,
-            "kv_lora_rank": 8,
-            "q_lora_rank": 8,
-            "qk_rope_head_dim": 4,
-            "qk_nope_head_dim": 4,
-            "v_head_dim": 4,
-            "n_shared_experts": 1,
-            "max_position_embeddings": 16,
-        },
-        words,
-    ),
+    "deepseek_v2": ("DeepseekV2", "ForCausalLM", {**LATENT, "topk_method": "group_limited_greedy"}, words),
+    "deepseek_v3": ("DeepseekV3", "ForCausalLM", LATENT, words),
     "mamba": (
         "Mamba",
         "ForCausalLM",
@@ -318,6 +333,8 @@ RECIPES: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[str, 
     ),
 }
 """Name of the configuration, ending of the model's class, keys, and inputs."""
+CONFIGURATIONS = {"llama4": "Llama4TextConfig"}
+"""Names of configurations that are not called as their models."""
 
 
 def build(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -325,7 +342,7 @@ def build(name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     if name == "clip":
         return _clip()
     prefix, ending, keys, inputs = RECIPES[name]
-    config = getattr(transformers, f"{prefix}Config")(**{"vocab_size": VOCABULARY, **keys})
+    config = getattr(transformers, CONFIGURATIONS.get(name, f"{prefix}Config"))(**{"vocab_size": VOCABULARY, **keys})
     for key in NO_DROPOUT:
         if getattr(config, key, None):
             setattr(config, key, 0.0)

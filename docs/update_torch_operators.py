@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from unity_ir.frontends.torch.importer import BY_SHAPE
-from unity_ir.frontends.torch.site import MAPPINGS
+from unity_ir.frontends.torch.site import COMPLEX, MAPPINGS
 
 PATH = Path(__file__).parent / "torch_operators.md"
 
@@ -49,7 +49,8 @@ def listed(names: set[str]) -> str:
 
 def table() -> str:
     wanted = core()
-    mapped = wanted & MAPPINGS.keys()
+    every = MAPPINGS.keys() | COMPLEX.keys()
+    mapped = wanted & every
     known = {name for name in wanted - mapped if creates(name)}
     return (
         f"{HEAD}**Core ATen: {len(mapped)} of {len(wanted)}** have a mapping, "
@@ -57,7 +58,8 @@ def table() -> str:
         f"\n## Core, with a mapping\n\n{listed(mapped)}"
         f"\n## Core, always known at import\n\n{listed(known)}"
         f"\n## Core, without a mapping\n\n{listed(wanted - mapped - known)}"
-        f"\n## Others, with a mapping\n\n{listed(set(MAPPINGS) - wanted)}"
+        f"\n## Of complex numbers, with a mapping\n\n{listed(set(COMPLEX))}"
+        f"\n## Others, with a mapping\n\n{listed(every - wanted)}"
     )
 
 

@@ -67,6 +67,7 @@ FOUND += [
     ),
 ]
 
+CAP = {"cap": 0.7}
 DROP = {"drop": 0.4, "seed": 2**33 + 5}
 
 

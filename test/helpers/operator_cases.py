@@ -224,6 +224,13 @@ def attention_ranges(draw: st.DrawFn, operands: str) -> Case:
 
 
 @st.composite
+def capped(draw: st.DrawFn, of: st.SearchStrategy[Case]) -> Case:
+    """A case of attention, with a cap of its scores."""
+    given = draw(of)
+    return replace(given, attributes={**given.attributes, "cap": draw(st.floats(0.5, 4))})
+
+
+@st.composite
 def attention_part(draw: st.DrawFn, operands: str) -> Case:
     given = draw(attention_ranges(operands))
     return replace(given, attributes={**given.attributes, "seen": draw(st.floats(0, 1))})
@@ -580,6 +587,14 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "abs_grad": same(2),
     "add": broadcast(),
     "attention": attention("qkv"),
+    "attention_capped": capped(attention("qkv")),
+    "attention_capped_grad": capped(attention("yqkv")),
+    "attention_capped_ranges": capped(attention_ranges("qkvfn")),
+    "attention_capped_ranges_grad": capped(attention_ranges("yqkvfn")),
+    "attention_capped_ranges_saved_grad": capped(attention_ranges("yqkvfnal")),
+    "attention_capped_ranges_saving": capped(attention_ranges("qkvfn")),
+    "attention_capped_saved_grad": capped(attention("yqkval")),
+    "attention_capped_saving": capped(attention("qkv")),
     "attention_dropout": attention("qkv", drop=True),
     "attention_dropout_grad": attention("yqkv", drop=True),
     "attention_dropout_saved_grad": attention("yqkval", drop=True),

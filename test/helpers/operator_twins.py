@@ -197,6 +197,65 @@ def torch_attention_dropout_saved_grad(
     return ds @ whole_k, *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
 
 
+def torch_capped_scores(q: Tensor, k: Tensor, cap: float, scale: float, seen: Tensor) -> Tensor:
+    return (cap * (torch_attention_scores(q, k, scale, 0) / cap).tanh()).masked_fill(~seen, -torch.inf)
+
+
+def torch_capped(q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor, scale: float, cap: float) -> Tensor:
+    """Attention with capped scores of the keys that are `seen`; zeros where none is."""
+    weights = torch.where(seen, torch_capped_scores(q, k, cap, scale, seen).softmax(-1), 0.0)
+    return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+def torch_capped_grad(
+    y: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Tensor, seen: Tensor, scale: float, cap: float
+) -> tuple[Tensor, ...]:
+    """The gradients by definition, also of what is saved by another forward, `a` and the logarithms."""
+    group = q.shape[1] // k.shape[1]
+    whole_k, whole_v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scores = torch_capped_scores(q, k, cap, scale, seen)
+    dp = y @ whole_v.transpose(-1, -2)
+    if saved:
+        a, logsum = saved
+        p, mean = (scores - logsum[..., None]).exp(), (y * a).sum(-1, keepdim=True)
+    else:
+        p = torch.where(seen, scores.softmax(-1), 0.0)
+        mean = (p * dp).sum(-1, keepdim=True)
+    ds = scale * p * (dp - mean) * (1 - (torch_attention_scores(q, k, scale, 0) / cap).tanh() ** 2)
+    dk, dv = ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ y
+    return ds @ whole_k, *(x.unflatten(1, (-1, group)).sum(2) for x in (dk, dv))
+
+
+def torch_capped_saving(
+    q: Tensor, k: Tensor, v: Tensor, *, seen: Tensor, scale: float, cap: float, sums: str
+) -> tuple[Tensor, Tensor]:
+    assert sums == "f32"
+    logsum = torch_capped_scores(q, k, cap, scale, seen).logsumexp(-1).clamp(min=-1e20).float()
+    return torch_capped(q, k, v, seen=seen, scale=scale, cap=cap), logsum
+
+
+def causally(of: Any, keys: int = 1) -> Any:
+    """Return the twin for a causal mask, if there is one; `keys` is the position of the keys among the operands."""
+
+    def twin(*operands: Tensor, causal: int, **attributes: Any) -> Any:
+        q, k = operands[keys - 1], operands[keys]
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+        return of(*operands, seen=seen.tril() if causal else seen, **attributes)
+
+    return twin
+
+
+def in_ranges(of: Any, keys: int = 1) -> Any:
+    """Return the twin whose operands after the values are the ranges of keys that queries see."""
+
+    def twin(*operands: Tensor, causal: int = 0, **attributes: Any) -> Any:
+        at = keys + 2
+        seen = torch_seen(operands[keys], *operands[at : at + 2])
+        return of(*operands[:at], *operands[at + 2 :], seen=seen, **attributes)
+
+    return twin
+
+
 def torch_embedding_grad(g: Tensor, ids: Tensor, size: int, degrees: Sequence[int]) -> Tensor:
     del degrees
     return torch.zeros(size, g.shape[-1], dtype=g.dtype).index_add(0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))
@@ -572,6 +631,14 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "abs_grad": lambda g, x: derivative(torch.abs, g, x),
     "add": torch.add,
     "attention": torch_attention,
+    "attention_capped": causally(torch_capped),
+    "attention_capped_grad": causally(torch_capped_grad, 2),
+    "attention_capped_ranges": in_ranges(torch_capped),
+    "attention_capped_ranges_grad": in_ranges(torch_capped_grad, 2),
+    "attention_capped_ranges_saved_grad": in_ranges(torch_capped_grad, 2),
+    "attention_capped_ranges_saving": in_ranges(torch_capped_saving),
+    "attention_capped_saved_grad": causally(torch_capped_grad, 2),
+    "attention_capped_saving": causally(torch_capped_saving),
     "attention_dropout": torch_attention_dropout,
     "attention_dropout_grad": torch_attention_dropout_grad,
     "attention_dropout_saved_grad": torch_attention_dropout_saved_grad,

@@ -263,6 +263,8 @@ class _Matching:
         others: dict[Reduce, None] = {}
         for each in found:
             others.update(dict.fromkeys(_outermost(each.factor, scores.weights)))
+        # Of capped scores the derivative is a function of the product, which kernels have.
+        others.pop(scores.product, None)
         second = mean = product = None
         for other in others:
             if self.is_tile(other, scores) and second is None:

@@ -178,7 +178,93 @@ ATTENTION_RANGES_SAVED_GRAD = Operator(
 )
 """`attention_ranges_grad` from the result of the forward, `a`, and the logarithms it has saved."""
 
+_CAPPED = f"let z[b, h, g, i, j] = tanh({PRODUCT} / cap);"
+_CAPPED_SCORES = f"{_CAPPED}  let s[b, h, g, i, j] = where(gt(causal * (j - i), 0), -1e30, cap * z[b, h, g, i, j]);"
+"""The scores, kept between -cap and cap (Gemma 2: Gemma Team, 2024, section 2)."""
+_CAPPED_RANGES = f"{_CAPPED}  let s[b, h, g, i, j] = where({_HIDDEN}, -1e30, cap * z[b, h, g, i, j]);"
+_CAP = "scale: float, cap: float, causal: int = 0"
+_CAP_OPERANDS = f"first: int, end: int; {_CAP}"
+
+
+def _capped(text: str, scores: str, of: str) -> str:
+    """
+    Return the text of lines of attention whose scores are capped, given those with the scores `of`: the gradient of a
+    score is times the derivative of the cap.
+    """
+    own = "ds[b, h, g, i, t] = scale * p[b, h, g, i, t]"
+    return text.replace(of, scores).replace(own, f"{own} * (1 - z[b, h, g, i, t] * z[b, h, g, i, t])")
+
+
+def _attention_capped_gradient(of: Application) -> Sequence[Tensor | None]:
+    return ATTENTION_CAPPED_GRAD(of.grad, *of.operands, **of.attributes)
+
+
+ATTENTION_CAPPED = Operator(
+    f"attention_capped(q, k, v; {_CAP})  {_capped(_PROBABILITIES, _CAPPED_SCORES, _SCORES)}{OUT}",
+    gradient=_attention_capped_gradient,
+)
+"""`attention` with scores kept between -cap and cap by a tanh, before the mask."""
+
+ATTENTION_CAPPED_GRAD = Operator(
+    f"attention_capped_grad(y, q, k, v; {_CAP})  {_capped(f'{_PROBABILITIES}{BACKWARD}', _CAPPED_SCORES, _SCORES)}"
+)
+"""The gradients of queries, keys and values of `attention_capped`; the probabilities are computed again."""
+
+ATTENTION_CAPPED_SAVING = Operator(
+    f"attention_capped_saving(q, k, v; {_CAP}, sums: dtype = f32)"
+    f"  {_capped(_PROBABILITIES, _CAPPED_SCORES, _SCORES)}{OUT};{LOGSUM}"
+)
+"""`attention_capped`, and the logarithm of what every row's exponentials sum to, which a backward can read."""
+
+ATTENTION_CAPPED_SAVED_GRAD = Operator(
+    f"attention_capped_saved_grad(y, q, k, v, a, logsum; {_CAP})"
+    f"  {_capped(f'{_SCORES}{SAVED_BACKWARD}', _CAPPED_SCORES, _SCORES)}"
+)
+"""`attention_capped_grad` from the result of the forward, `a`, and the logarithms it has saved."""
+
+
+def _capped_ranges_gradient(of: Application) -> Sequence[Tensor | None]:
+    return *ATTENTION_CAPPED_RANGES_GRAD(of.grad, *of.operands, **of.attributes), None, None
+
+
+ATTENTION_CAPPED_RANGES = Operator(
+    f"attention_capped_ranges(q, k, v, {_CAP_OPERANDS})"
+    f"  {_capped(_RANGE_PROBABILITIES, _CAPPED_RANGES, _RANGE_SCORES)}{OUT}",
+    gradient=_capped_ranges_gradient,
+)
+"""`attention_ranges` with capped scores, as of Gemma 2's sliding windows."""
+
+ATTENTION_CAPPED_RANGES_GRAD = Operator(
+    f"attention_capped_ranges_grad(y, q, k, v, {_CAP_OPERANDS})"
+    f"  {_capped(f'{_RANGE_PROBABILITIES}{BACKWARD}', _CAPPED_RANGES, _RANGE_SCORES)}"
+)
+"""The gradients of queries, keys and values of `attention_capped_ranges`."""
+
+ATTENTION_CAPPED_RANGES_SAVING = Operator(
+    f"attention_capped_ranges_saving(q, k, v, {_CAP_OPERANDS}, sums: dtype = f32)"
+    f"  {_capped(RANGE_SAVING, _CAPPED_RANGES, _RANGE_SCORES)}"
+)
+"""`attention_capped_ranges`, and the logarithm of what every row's exponentials sum to."""
+
+ATTENTION_CAPPED_RANGES_SAVED_GRAD = Operator(
+    f"attention_capped_ranges_saved_grad(y, q, k, v, first: int, end: int, a, logsum; {_CAP})"
+    f"  {_capped(RANGE_SAVED_GRADIENTS, _CAPPED_RANGES, _RANGE_SCORES)}"
+)
+"""`attention_capped_ranges_grad` from the result of the forward, `a`, and the logarithms it has saved."""
+
 SAVINGS = (
+    Saving(
+        ATTENTION_CAPPED.name,
+        ATTENTION_CAPPED_GRAD.name,
+        ATTENTION_CAPPED_SAVING.name,
+        ATTENTION_CAPPED_SAVED_GRAD.name,
+    ),
+    Saving(
+        ATTENTION_CAPPED_RANGES.name,
+        ATTENTION_CAPPED_RANGES_GRAD.name,
+        ATTENTION_CAPPED_RANGES_SAVING.name,
+        ATTENTION_CAPPED_RANGES_SAVED_GRAD.name,
+    ),
     Saving(ATTENTION.name, ATTENTION_GRAD.name, ATTENTION_SAVING.name, ATTENTION_SAVED_GRAD.name),
     Saving(
         ATTENTION_RANGES.name,
@@ -223,6 +309,9 @@ ROTARY_AT = Operator(
 
 OPERATORS = (
     *(ATTENTION, ATTENTION_GRAD, ATTENTION_SAVING, ATTENTION_SAVED_GRAD, ROTARY, ROTARY_AT),
+    *(ATTENTION_CAPPED, ATTENTION_CAPPED_GRAD, ATTENTION_CAPPED_SAVING, ATTENTION_CAPPED_SAVED_GRAD),
+    *(ATTENTION_CAPPED_RANGES, ATTENTION_CAPPED_RANGES_GRAD),
+    *(ATTENTION_CAPPED_RANGES_SAVING, ATTENTION_CAPPED_RANGES_SAVED_GRAD),
     *(ATTENTION_RANGES, ATTENTION_RANGES_GRAD, ATTENTION_RANGES_SAVING, ATTENTION_RANGES_SAVED_GRAD),
     *(ATTENTION_DROPOUT, ATTENTION_DROPOUT_GRAD, ATTENTION_DROPOUT_SAVING, ATTENTION_DROPOUT_SAVED_GRAD),
 )

@@ -510,6 +510,36 @@ def test_which_masks_are_ranges(name: str):
     assert ranged == (name in RANGES)
 
 
+def _written(a: Tensor, of: Callable[[Tensor], Tensor], mask: Tensor = MASK[:, :3] & False) -> Tensor:
+    """Attention [2, 1, 3, 4] by products, with a function of the scores, of which masked ones are far below 0."""
+    x = a[:, None]
+    far = torch.zeros(3, 3, dtype=a.dtype).masked_fill(mask, torch.finfo(a.dtype).min)
+    return (of(x @ x.mT / 2) + far).softmax(-1) @ x
+
+
+WRITTEN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "plain": (lambda a: _written(a, lambda s: s), "attention"),
+    "window": (lambda a: _written(a, lambda s: s, ~WINDOW), "attention_ranges"),
+    "sees_nothing": (lambda a: _written(a, lambda s: s, ~NOTHING), "softmax"),
+    "sees_keys_apart": (lambda a: _written(a, lambda s: s, ~SEEN[[0, 2, 2]]), "softmax"),
+    "capped": (lambda a: _written(a, lambda s: 0.5 * (s / 0.5).tanh()), "attention_capped"),
+    "capped_window": (lambda a: _written(a, lambda s: 3 * (-s / 0.5).tanh(), ~WINDOW), "attention_capped_ranges"),
+    "turned": (lambda a: _written(a, lambda s: -0.5 * (s / 0.5).tanh()), "softmax"),
+    "capped_twice": (lambda a: _written(a, lambda s: s.tanh().tanh()), "softmax"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_attention_written_out(name: str):
+    """One operator of it where there is one, else a softmax between products; the numbers are PyTorch's."""
+    function, wanted = WRITTEN[name]
+    module = Function("neg")
+    module.of = function
+    agree(module, torch.full((), 1.25, dtype=torch.float64))
+    found = {n.op for n in from_torch(module, torch.full((), 1.25, dtype=torch.float64)).graph.nodes()}
+    assert found & {"softmax", *(n for n in found if n.startswith("attention"))} == {wanted}
+
+
 class Reversed(torch.autograd.Function):
     """A gradient of its own."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,19 @@ import torch_convolutions
 import torch_models
 from safetensors.torch import load_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import Imported, from_torch
 from unity_ir.frontends.torch.export import bind, loss_in
+from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.sharding import place
+from unity_ir.search.baselines.batch_dims import batch_dims
+from unity_ir.search.baselines.data_parallel import fsdp
 
 
 def in_pytorch(module: nn.Module, inputs: Any, loss: Any) -> tuple[float, dict[str, np.ndarray]]:
@@ -43,15 +49,16 @@ def run(imported: Imported, module: nn.Module, inputs: Any, loss: Any) -> tuple[
     return float(values[graph.outputs[0]]), {u.weight.node.name: values[u.grad] for u in graph.updates}
 
 
-def check(module: nn.Module, inputs: Any, loss: Any = None) -> Imported:
-    """Import, compare with PyTorch, and see that the text reads back."""
+def check(module: nn.Module, inputs: Any, loss: Any = None, mode: TorchFunctionMode | None = None) -> Imported:
+    """Import, compare with PyTorch, which runs in `mode`, and see that the text reads back."""
     module.double().train()
     inputs = torch.utils._pytree.tree_map(
         lambda v: v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v, inputs
     )
     imported = from_torch(module, inputs, loss)
     value, grads = run(imported, module, inputs, loss)
-    want, wanted = in_pytorch(module, inputs, loss)
+    with mode or nullcontext():
+        want, wanted = in_pytorch(module, inputs, loss)
     assert value == pytest.approx(want, rel=1e-9)
     # A parameter the loss only seems to depend on may have a gradient of zero on one side and none on the other.
     assert set(wanted) - set(grads) == {n for n, g in wanted.items() if n not in grads and not g.any()}
@@ -92,6 +99,55 @@ def test_transformer(name: str):
     own = {"gpt2": {"gelu_tanh", "layer_norm"}, "llama": {"rms_norm", "silu"}}
     assert own.get(name.partition("_")[0], set()) <= operators(imported)
     assert not operators(imported) & {"softmax", "reduce_mean", "square", "pow_scalar", "expand"}
+
+
+@pytest.mark.slow
+def test_capped_scores():
+    module, inputs, loss = torch_models.gemma2()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    with torch_models.InDouble():
+        imported = check(module, inputs, loss)
+    found = [n for n in imported.graph.nodes() if n.op.startswith("attention")]
+    assert [(n.op, n.attribute("causal"), n.attribute("cap")) for n in found] == [
+        ("attention_capped_ranges", 1, 0.5),
+        ("attention_capped", 1, 0.5),
+    ]
+    assert all(n.attribute("scale") == pytest.approx(0.5) for n in found)
+    assert not operators(imported) & {"softmax", "batch_matmul", "batch_matmul_nt"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v2", "llama4"])
+def test_mixtures(name: str, batch: int):
+    """Each token has a row for each of its experts, and none is sorted; samples are the first dim."""
+    module, inputs, loss = getattr(torch_models, name)(batch)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    with torch_models.InDouble():
+        imported = check(module, inputs, loss, torch_models.GroupedInDouble())
+    tokens = batch * torch_models.SEQUENCE
+    products = [n for n in imported.graph.nodes() if n.op.startswith("routed_matmul")]
+    assert [n.types[0].shape[:2] for n in products] == [(tokens, 2)] * (4 if name == "mixtral" else 2)
+    found = {n.op for n in imported.graph.nodes()}
+    assert {"attention", "silu", "topk", "rms_norm"} <= found
+    assert not found & {"index_select", "batch_matmul", "floor", "square"} - ({"square"} if name == "llama4" else set())
+    assert sum(n.op == "embedding" for n in imported.graph.nodes()) == 1
+    experts = [n for n, p in module.named_parameters() if ".experts." in n and p.grad is not None and p.grad.any()]
+    assert len(experts) == len(products)
+    assert {v.node.name: dim for v, dim in batch_dims(imported.graph).items() if "." not in v.node.name} == {
+        "input_ids": 0,
+        "labels": 0,
+    }
+    machine = load("cpu:2")
+    if batch == 1:
+        with pytest.raises(UnityError, match=r"^fsdp: input input_ids has batch 1, which 2 devices do not divide"):
+            fsdp(imported.graph, machine)
+        return
+    plan = place(fsdp(imported.graph, machine), machine.mesh)
+    roles = [role for n, (role, *_) in plan.assignments.items() if n.op.startswith(("routed_matmul", "topk"))]
+    assert all(isinstance(role, str) for role in roles), "tokens are not divided"
 
 
 class WiderNorm(nn.Module):

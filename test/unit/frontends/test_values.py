@@ -133,6 +133,24 @@ def test_causal_masks(mask: torch.Tensor, is_causal: bool | None):
     assert seen is None or is_causal_mask(seen, 3, 3) == is_causal
 
 
+@given(st.lists(st.integers(1, 4), min_size=2, max_size=3), st.integers(1, 3), st.data())
+def test_cuts_of_concatenations(sizes: list[int], step: int, data: st.DataObject):
+    """Of the operand that has all positions, where there is one."""
+    given = [leaf("input", tensor_type((2, size), "i64"), name=f"x{i}").result for i, size in enumerate(sizes)]
+    start = data.draw(st.integers(0, sum(sizes) - 1))
+    count = data.draw(st.integers(1, len(range(start, sum(sizes), step))))
+    array = torch.arange(2 * sum(sizes)).reshape(2, -1)
+    graph = Graph(
+        "f", tuple(v.node for v in given), (values.cut(values.op("concat", *given, dim=1), 1, start, count, step),)
+    )
+    parts = {f"x{i}": part.numpy() for i, part in enumerate(array.split(sizes, 1))}
+    want = array[:, start::step][:, :count]
+    assert np.array_equal(interpret(graph, parts, {})[graph.outputs[0]], want.numpy())
+    ends = np.cumsum(sizes)
+    is_in_one = np.searchsorted(ends, start, "right") == np.searchsorted(ends, start + (count - 1) * step, "right")
+    assert is_in_one != any(n.op == "concat" for n in graph.nodes())
+
+
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.data())
 def test_cuts_of_padded_labels(size: int, before: int, after: int, data: st.DataObject):
     """What is left between the fill is what a cut of the padded array has there."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_cases import DROP, FOUND, case
+from attention_cases import CAP, DROP, FOUND, case
 from case import Case
 from covered import operand_dtypes
 from kernel_checks import check, random_operands
@@ -109,6 +109,10 @@ def test_scores_of_minus_infinity_in_whole_tiles(runner: Any) -> None:
 
 
 GRADIENTS = {
+    "attention_capped_grad": ["forward", "rows", "columns"],
+    "attention_capped_ranges_grad": ["forward", "rows", "columns"],
+    "attention_capped_ranges_saved_grad": ["rows", "columns"],
+    "attention_capped_saved_grad": ["rows", "columns"],
     "attention_dropout_saved_grad": ["rows", "columns"],
     "attention_grad": ["forward", "rows", "columns"],
     "attention_ranges_grad": ["forward", "rows", "columns"],
@@ -151,6 +155,16 @@ LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     ("attention_striped_saved_grad", (1, 6, 2, 192, 192, 20, 20), {"stripes": 3, "rounds": 2, "block": 32}, "f32"),
     ("attention_striped_saved_grad", (1, 2, 2, 256, 256, 64, 64), {"stripes": 2, "rounds": 2, "block": 64}, "bf16"),
     ("attention_striped_saved_grad", (1, 4, 2, 96, 96, 20, 20), {"stripes": 2, "rounds": 3, "block": 16}, "f32"),
+    ("attention_capped", (1, 2, 2, 150, 150, 24, 17), {**CAP, "causal": 1}, "f32"),
+    ("attention_capped", (1, 4, 2, 128, 140, 64, 64), CAP, "bf16"),
+    ("attention_capped_saving", (2, 6, 2, 96, 96, 24, 17), {**CAP, "causal": 1}, "f32"),
+    ("attention_capped_grad", (1, 2, 2, 100, 100, 24, 17), {**CAP, "causal": 1}, "f32"),
+    ("attention_capped_saved_grad", (1, 4, 2, 50, 70, 24, 17), CAP, "f32"),
+    ("attention_capped_saved_grad", (1, 4, 2, 192, 192, 64, 64), {**CAP, "causal": 1}, "bf16"),
+    ("attention_capped_ranges", (2, 2, 2, 300, 300, 24, 17), CAP, "f32"),
+    ("attention_capped_ranges_saving", (2, 6, 2, 96, 200, 24, 17), CAP, "f32"),
+    ("attention_capped_ranges_grad", (2, 2, 2, 150, 150, 24, 17), CAP, "f32"),
+    ("attention_capped_ranges_saved_grad", (2, 6, 2, 96, 96, 24, 17), CAP, "f32"),
     ("attention_dropout", (2, 4, 2, 70, 50, 24, 17), {**DROP, "causal": 1}, "f32"),
     ("attention_dropout_saving", (2, 4, 2, 70, 50, 24, 17), DROP, "bf16"),
     ("attention_dropout_saved_grad", (2, 4, 2, 50, 70, 24, 17), {**DROP, "causal": 1}, "f32"),
@@ -171,6 +185,8 @@ def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, 
     [
         ("attention", {}),
         ("attention_saved_grad", {}),
+        ("attention_capped", CAP),
+        ("attention_capped_saved_grad", CAP),
         ("attention_dropout", DROP),
         ("attention_dropout_saved_grad", DROP),
     ],
@@ -272,6 +288,7 @@ def test_a_piece_of_a_striped_sequence(
 def test_scores_are_never_whole() -> None:
     """No buffer has both a dim of the queries' positions and one of the keys'."""
     names = [("attention", {}), ("attention_saving", {}), ("attention_grad", {}), ("attention_saved_grad", {})]
+    names += [(f"attention_capped{kind}", CAP) for kind in ("", "_saving", "_grad", "_saved_grad")]
     names += [("attention_dropout", DROP), ("attention_dropout_saving", DROP), ("attention_dropout_saved_grad", DROP)]
     for name, attributes in names:
         bound, _ = case(name, (1, 2, 2, 37, 53, 16, 16), attributes)

@@ -188,22 +188,26 @@ def test_attention(target: str) -> None:
     names += [
         ("attention_ranges", 64),
         ("attention_ranges", 128),
+        ("attention_capped", 64),
+        ("attention_capped", 256),
+        ("attention_capped_ranges", 128),
         ("attention_striped", 64),
         ("attention_striped", 128),
     ]
     for (name, width), kind in itertools.product(names, ("saving", "saved_grad")):
         heads = ((2, 4, 512, width),) * 3
-        ranges = ((2, 512),) * 2 if name == "attention_ranges" else ()
+        ranges = ((2, 512),) * 2 if name.endswith("ranges") else ()
         shapes = (*heads, *ranges) if kind == "saving" else (heads[0], *heads, *ranges, heads[0], heads[0][:3])
-        more = {"drop": 0.1, "seed": 3} if name == "attention_dropout" else {}
+        more: dict[str, Any] = {"drop": 0.1, "seed": 3} if name == "attention_dropout" else {}
+        more |= {"cap": 50.0} if "capped" in name else {}
         masked = {} if ranges else {"causal": int(width > 64)}
         if name == "attention_striped":
             masked = {"stripes": 2, "rounds": 2, "block": 128}
         one = made((f"{name}_{kind}", shapes, {"scale": 0.1, **masked, **more}, "bf16"))
         jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled]
-    assert len(jobs) == 24
+    assert len(jobs) == 33
     assert {job.compiled.expects[:2] for job in jobs} == {("mma", "pipelined")}
-    assert sum("wgmma" in job.compiled.expects for job in jobs) == 21
+    assert sum("wgmma" in job.compiled.expects for job in jobs) == 27
     jobs = of_target(jobs, target)
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
         assert violations(job, outcome, target) == [], (job.compiled, outcome)

@@ -42,14 +42,17 @@ class Layout:
 def layout(node: fx.Node) -> Layout | None:
     """
     Return the sizes, strides and offset, in elements, of the tensor that a node of an exported graph computes; dims of
-    size 1 get stride 1. None if the node computes no tensor or several, or one whose sizes are not fixed.
+    size 1 get stride 1. Of complex numbers it is the layout of their real view, [.., 2], which may share the memory.
+    None if the node computes no tensor or several, or one whose sizes are not fixed.
     """
     value: Any = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(s, torch.SymInt) for s in value.shape):
         return None
+    size, stride, offset = tuple(value.shape), tuple(value.stride()), int(value.storage_offset())
+    if value.is_complex():
+        size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
     # The stride of a dim of size 1 says nothing.
-    stride = tuple(1 if size == 1 else step for size, step in zip(value.shape, value.stride(), strict=True))
-    return Layout(tuple(value.shape), stride, int(value.storage_offset()))
+    return Layout(size, tuple(1 if n == 1 else step for n, step in zip(size, stride, strict=True)), offset)
 
 
 class Memories:

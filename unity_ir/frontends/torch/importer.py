@@ -19,11 +19,12 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.report import Report, one_line, refuse
 from unity_ir.frontends.torch import maps as _maps
 from unity_ir.frontends.torch.aliases import Layout, Memories, layout, returns_written, written
+from unity_ir.frontends.torch.complexes import Complex, complex_view, in_parts, is_complex, real_view
 from unity_ir.frontends.torch.decompose import decompose
 from unity_ir.frontends.torch.export import Exported, custom_data, source_line
 from unity_ir.frontends.torch.memory import Memory
 from unity_ir.frontends.torch.padded import Padded
-from unity_ir.frontends.torch.site import MAPPINGS, CallSite, Tables
+from unity_ir.frontends.torch.site import COMPLEX, MAPPINGS, CallSite, Tables
 from unity_ir.frontends.torch.values import element_type, like, op
 from unity_ir.pcg.freeze import frozen
 from unity_ir.pcg.graph import Node, Value, leaf
@@ -225,8 +226,18 @@ class Importer:
         return env.get(node)
 
     def _read(self, node: fx.Node, memory: Memory, lies: Layout) -> Any:
-        value = memory.read(self.site(node), lies)
-        return self.detached(value) if node in self._detached else value
+        """
+        Return the elements of a memory that a node's tensor has, which has the layout `lies`. Raises `UnityError` for a
+        conjugate, and what else PyTorch only notes: of what was written it would be another one.
+        """
+        value: Any = node.meta["val"]
+        if value.is_conj() or value.is_neg():
+            raise UnityError("it is read after a write in place into what it is a conjugate of; resolve_conj it before")
+        site = self.site(node)
+        memory.contents = real_view(site, memory.contents)
+        found = memory.read(site, lies)
+        found = complex_view(found) if is_complex(node) else found
+        return self.detached(found) if node in self._detached else found
 
     def write(self, node: fx.Node, value: Any) -> None:
         """
@@ -247,12 +258,14 @@ class Importer:
             memory.contents = Missing()
             memory.writes += 1
             return
+        site = self.site(node)
+        memory.contents, value = (real_view(site, v) for v in (memory.contents, value))
         is_hidden = self._no_grad or node in self._detached
         if is_hidden and isinstance(memory.contents, Value) and self.trained(memory.contents):
             raise UnityError("it writes under no_grad or detach into a tensor that has a gradient; clone it before")
         if isinstance(memory.contents, Padded):
             memory.contents = memory.contents.filled()
-        memory.write(self.site(node), lies, self.detached(value) if self._no_grad else value)
+        memory.write(site, lies, self.detached(value) if self._no_grad else value)
 
     def site(self, node: fx.Node) -> CallSite:
         """
@@ -296,7 +309,7 @@ class Importer:
         if name in IGNORED:
             return None
         is_missing = any(isinstance(v, Missing) for v in _flat((args, kwargs)))
-        is_known = node.target is operator.getitem or _out_of_place(node) in {*MAPPINGS, *BY_SHAPE}
+        is_known = node.target is operator.getitem or _out_of_place(node) in {*MAPPINGS, *COMPLEX, *BY_SHAPE}
         if is_missing and (is_known or _dynamic(node)):
             return Missing()
         if node.target is operator.getitem:
@@ -305,11 +318,12 @@ class Importer:
             return self.inline(node, args)
         if (why := _dynamic(node)) is not None:
             raise UnityError(why)
-        if name in BY_SHAPE and isinstance(args[0], Value):
-            args = [torch.empty_like(like(args[0]), device="cpu"), *args[1:]]
+        if name in BY_SHAPE and isinstance(args[0], Value | Complex):
+            args = [_blank(args[0], node.args[0]), *args[1:]]
         if not is_missing and _is_empty(node):
             return torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
-        if is_missing or _is_random(node) or any(isinstance(v, Value | Padded) for v in _flat((args, kwargs))):
+        depends = any(isinstance(v, Value | Padded | Complex) for v in _flat((args, kwargs)))
+        if is_missing or _is_random(node) or depends:
             return self.map(node, args, kwargs)
         return _fold(node, args, kwargs)
 
@@ -334,6 +348,12 @@ class Importer:
         Raises `UnityError` if that fails as well.
         """
         name = _out_of_place(node)
+        args, kwargs = pytree.tree_map(in_parts, (args, kwargs))
+        has_complex = any(isinstance(v, Complex) for v in _flat((args, kwargs)))
+        if name in COMPLEX and (has_complex or is_complex(node)):
+            return self.mapped_parts(node, name, args, kwargs)
+        if name in MAPPINGS and has_complex:
+            raise UnityError("no mapping of complex numbers; compute with their real view, torch.view_as_real")
         if name not in MAPPINGS and (view := self.view(node)) is not None:
             return view
         taken = decompose(node) if name not in MAPPINGS else None
@@ -376,7 +396,20 @@ class Importer:
         check(node, out)
         return out
 
-    def view(self, node: fx.Node) -> Value | None:
+    def mapped_parts(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
+        """
+        Call the mapping registered in `COMPLEX` for the ATen operator of `node`, whose operands or result are complex
+        numbers, with its imported arguments; return its result or results. Raises `UnityError` where the mapping does
+        not take these arguments.
+        """
+        try:
+            out = COMPLEX[name](self.site(node), *args, **kwargs)
+        except UNFORESEEN as error:
+            raise UnityError("its mapping of complex numbers does not take these arguments") from error
+        check(node, out)
+        return out
+
+    def view(self, node: fx.Node) -> Value | Complex | None:
         """
         Import an operator without mapping that makes a view, such as `as_strided`: return the view's elements as a
         value of the compiler's graph, selected by the view's strides from the value that its memory holds. None for an
@@ -384,11 +417,13 @@ class Importer:
         """
         key, lies = self._keys.of(node), layout(node)
         memory = None if key is None or written(node) else self._memories.get(key)
-        if key is None or memory is None or lies is None or not isinstance(memory.contents, Value):
+        if key is None or memory is None or lies is None or not isinstance(memory.contents, Value | Complex):
             return None
+        memory.contents = real_view(self.site(node), memory.contents)
         found = memory.read(self.site(node), lies)
         if not isinstance(found, Value):
             return None
+        found = complex_view(found) if is_complex(node) else found
         return self.detached(found) if self._is_detached(node, key) else found
 
     def decomposed(
@@ -456,8 +491,10 @@ class Importer:
     def detached(self, value: Any) -> Any:
         """
         Return `value` behind the operator `detach`, which stops gradients; `value` itself if no gradient flows through
-        it (`trained`).
+        it (`trained`). Of complex numbers it stops those of both parts.
         """
+        if isinstance(value, Complex):
+            return Complex(self.detached(value.real), self.detached(value.imag))
         return op("detach", value) if isinstance(value, Value) and self.trained(value) else value
 
 
@@ -476,6 +513,11 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
             return target(*args, **kwargs)
     except Exception as error:
         raise UnityError(f"cannot be computed at import: {one_line(error)}") from error
+
+
+def _blank(x: Value | Complex, node: Any) -> torch.Tensor:
+    """Return a tensor with the shape and element type of an imported operand, that of `node`, and any elements."""
+    return torch.empty(x.shape, dtype=node.meta["val"].dtype if isinstance(x, Complex) else like(x).dtype)
 
 
 def _copied(x: Any) -> Any:
@@ -521,8 +563,10 @@ def check(node: fx.Node, out: Any) -> None:
     meta: Any = node.meta.get("val")
     many = not isinstance(meta, torch.Tensor)
     for value, tensor in zip(out if many else [out], meta if many else [meta], strict=True):
-        if isinstance(value, Value):
-            assert value.type == _type(tensor), f"{node.target} became {value.type}, PyTorch has {_type(tensor)}"
+        wanted = tensor.real if isinstance(value, Complex) else tensor
+        for part in (value.real, value.imag) if isinstance(value, Complex) else (value,):
+            if isinstance(part, Value):
+                assert part.type == _type(wanted), f"{node.target} became {part.type}, PyTorch has {_type(wanted)}"
 
 
 def _operator_name(node: fx.Node) -> str:

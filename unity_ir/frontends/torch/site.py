@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils import _pytree as pytree
 
 from unity_ir.errors import UnityError
+from unity_ir.frontends.torch.recognise.sorted import Orders
 from unity_ir.frontends.torch.values import DTYPES, Operand, Shape, constant, element_type, expand, op
 from unity_ir.pcg.graph import Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
@@ -31,6 +33,7 @@ class Tables:
         """The value that a step leaves in a table, by its name, of those that it replaces: running statistics."""
         self.calls: dict[str, int] = {}
         """How many times a step replaces each running statistic that it reads; 0 for those that stay the same."""
+        self.orders = Orders()
         self._known: dict[object, Value] = {}
 
     def current_statistic(self, tensor: torch.Tensor) -> Value | None:
@@ -105,6 +108,14 @@ class CallSite:
         another mapping that computes an intermediate step of this one.
         """
         return self.like(value.shape, self.result.dtype)
+
+    def in_reals(self) -> CallSite:
+        """
+        Return a call site whose results have this one's shapes, and the element type of the real and imaginary parts
+        where this one's are complex: for mappings of these parts.
+        """
+        meta = pytree.tree_map_only(torch.Tensor, _real, self.meta)
+        return CallSite(meta, self.tables, self.trained, self.seeds, self.examples)
 
     def in_floats(self) -> CallSite:
         """
@@ -181,6 +192,10 @@ MAPPINGS: dict[str, Rule] = {}
 """Mappings by the operator's name without overload, such as `linear`."""
 
 
+COMPLEX: dict[str, Rule] = {}
+"""Mappings of operators with complex operands or results, by the operator's name without overload."""
+
+
 def maps(*names: str) -> Callable[[Rule], Rule]:
     """
     Return a decorator that registers a function in `MAPPINGS` as the mapping of the ATen operators with these names
@@ -188,11 +203,22 @@ def maps(*names: str) -> Callable[[Rule], Rule]:
 
     The function is called with the `CallSite` and the operator's arguments, and returns its result or results.
     """
+    return _registering(MAPPINGS, names)
 
+
+def maps_complex(*names: str) -> Callable[[Rule], Rule]:
+    """
+    Return the same for `COMPLEX`: mappings of ATen operators with complex operands or results, which get and return
+    complex numbers as `complexes.Complex`.
+    """
+    return _registering(COMPLEX, names)
+
+
+def _registering(table: dict[str, Rule], names: Sequence[str]) -> Callable[[Rule], Rule]:
     def add(function: Rule) -> Rule:
         for name in names:
-            assert name not in MAPPINGS, name
-            MAPPINGS[name] = function
+            assert name not in table, name
+            table[name] = function
         return function
 
     return add
@@ -256,6 +282,11 @@ def require_value(x: Operand, what: str) -> Value:
     if not isinstance(x, Value):
         raise UnityError(f"{what} is a constant; it must depend on an input or a parameter")
     return x
+
+
+def _real(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without data of a shape, with the element type of its real parts."""
+    return torch.empty(tuple(x.shape), dtype=x.dtype.to_real() if x.is_complex() else x.dtype, device="meta")
 
 
 def _torch_dtype(name: str) -> torch.dtype:

@@ -57,7 +57,8 @@ def element_type(dtype: torch.dtype) -> str:
     """
     if dtype not in DTYPES:
         known = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
-        raise UnityError(f"element type {str(dtype).removeprefix('torch.')} is not supported; known are {known}")
+        fix = ", and the real view of complex numbers (torch.view_as_real)" if dtype.is_complex else ""
+        raise UnityError(f"element type {str(dtype).removeprefix('torch.')} is not supported; known are {known}{fix}")
     return DTYPES[dtype]
 
 
@@ -210,11 +211,18 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
 def cut(x: Value, dim: int, start: int, size: int, step: int = 1) -> Value:
     """
     Return the slice of `x` with `size` positions along dim `dim`: `start`, `start + step`, ...; `x` itself if that is
-    all. If `x` was permuted or reshaped before, the slice is of the value before, as in `parts`.
+    all. If `x` was permuted or reshaped before, the slice is of the value before, as in `parts`; if it is a
+    concatenation along this dim, of the one operand that has all these positions, where there is one.
     """
     if (start, size, step) == (0, x.shape[dim], 1):
         return x
     before = x.node
+    if before.op == "concat" and before.attribute("dim") == dim:
+        first = start
+        for operand in before.operands:
+            if 0 <= first and first + (size - 1) * step < operand.shape[dim]:
+                return cut(operand, dim, first, size, step)
+            first -= operand.shape[dim]
     if step == 1 and before.op == "transpose":
         perm = tuple(before.attribute("perm"))
         return permute(cut(before.operands[0], perm[dim], start, size), perm)
@@ -266,11 +274,3 @@ def _outer_part(x: Value, dim: int) -> tuple[int, int] | None:
         return None
     ends = {prod(new[dim:end]) for end in range(dim + 1, len(new) + 1)}
     return (at, old[at] // new[dim]) if old[at] in ends else None
-
-
-def squeeze_leading(x: Value) -> Value:
-    """Return `x` reshaped to drop its leading dims of size 1; broadcasting adds them again where they are needed."""
-    shape = x.shape
-    while shape and shape[0] == 1:
-        shape = shape[1:]
-    return reshape(x, shape)

@@ -3,8 +3,13 @@ Find the dim of each input along which the samples of a batch run: tables have n
 it second.
 
 Dims that share an index variable in any operator form one class. The samples' class occurs in no weight, and no
-operator has two variables of it (as attention has two of positions), and it occurs in an input that is no table of an
-import. Of the classes left it is the one that occurs in the most operators; of equals, the outermost.
+operator has two variables of it (as where rows of all samples are sorted or picked by data), and it occurs in an input
+that is no table of an import. Of the classes left it is one that occurs in all such inputs. If there is none, but the
+outermost dims of all these inputs are of one class, it is that one, though an operator may have two variables of it. Of
+several it is the one that occurs in the most operators; of equals, the outermost.
+
+Where the outermost dims of all inputs are of size 1, there is one sample: reshapes leave such a dim out, so that
+classes do not show it.
 """
 
 from __future__ import annotations
@@ -40,7 +45,8 @@ class _Classes:
 def batch_dims(graph: Graph) -> Mapping[Value, int]:
     """
     Return the batch dim of each input: the number of the dim along which the samples run. Inputs without samples are
-    left out. If no input has a dim that can be one, returns dim 0 of every input that is no scalar, nor a table.
+    left out. If no input has a dim that can be one, or the outermost dims of all are of size 1, returns dim 0 of every
+    input that is no scalar, nor a table.
 
     Given tokens [b, s] and a table of angles [s, e], returns 0 for the tokens and nothing for the table. Memoised.
     """
@@ -55,13 +61,20 @@ def batch_dims(graph: Graph) -> Mapping[Value, int]:
         found = Counter(classes.of(dims[0]) for dims in by_variable.values())
         operators.update(found.keys())
         twice.update(each for each, count in found.items() if count > 1)
-    twice.update(classes.of((n.result, i)) for n in graph.weights() for i in range(len(n.result.shape)))
+    of_weights = {classes.of((n.result, i)) for n in graph.weights() for i in range(len(n.result.shape))}
     inputs = [(n.result, i) for n in graph.inputs for i in range(len(n.result.shape))]
     # An import gives tables names with dots, which parameters of a `forward` cannot have.
     own = [dim for dim in inputs if "." not in dim[0].node.name] or inputs
-    may = [dim for dim in own if classes.of(dim) not in twice and operators[classes.of(dim)] > 0]
-    if not may:
-        return {value: 0 for value, dim in own if dim == 0}
+    barred = twice | of_weights
+    may = [dim for dim in own if classes.of(dim) not in barred and operators[classes.of(dim)] > 0]
+    outermost = [dim for dim in own if dim[1] == 0]
+    inputs_of = {dim: {value for value, i in own if classes.of((value, i)) == classes.of(dim)} for dim in may}
+    everywhere = [dim for dim in may if len(inputs_of[dim]) == len(outermost)]
+    first = {classes.of(dim) for dim in outermost}
+    is_first = not everywhere and len(first) == 1 and first.isdisjoint(of_weights)
+    if not may or is_first or all(value.shape[0] == 1 for value, _ in outermost):
+        return dict(outermost)
+    may = everywhere or may
     samples = classes.of(max(may, key=lambda dim: operators[classes.of(dim)]))
     # Reversed, so that the outermost of an input's dims overwrites the others.
     return {value: i for value, i in reversed(inputs) if classes.of((value, i)) == samples}

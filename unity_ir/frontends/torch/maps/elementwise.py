@@ -13,7 +13,7 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.recognise import activations, norms
 from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number, shrink
-from unity_ir.frontends.torch.values import Operand, constant, element_type, expand, like, op, squeeze_leading
+from unity_ir.frontends.torch.values import Operand, Shape, constant, element_type, expand, like, op, reshape
 from unity_ir.pcg.graph import Value
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
@@ -31,8 +31,19 @@ def binary(site: CallSite, name: str, x: Operand, y: Operand, dtype: str | None 
     if len(a.shape) < len(b.shape) and name in COMMUTATIVE:
         a, b = b, a
     if len(b.shape) <= len(a.shape):
-        b = squeeze_leading(b)
+        b = _without_leading(b, a.shape)
     return site.fit(op(name, a, b)) if _is_ready(a, b) else site.fit(op(name, expand(a, site.shape), b))
+
+
+def _without_leading(x: Value, beside: Shape) -> Value:
+    """
+    Return `x` reshaped to drop those leading dims of size 1 that broadcasting to the shape `beside` adds again: not one
+    that is there of size 1 as well, such as a batch of one sample.
+    """
+    shape = x.shape
+    while shape and shape[0] == 1 and beside[len(beside) - len(shape)] != 1:
+        shape = shape[1:]
+    return reshape(x, shape)
 
 
 def _is_ready(a: Value, b: Value) -> bool:
@@ -150,7 +161,11 @@ def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None
 @maps("floor_divide")
 def floor_divide(site: CallSite, x: Operand, y: Operand) -> Value:
     """Map PyTorch's `floor(x / y)`, rounded down also where the quotient is negative."""
-    return div(site, x, y, "floor")
+    out = div(site, x, y, "floor")
+    orders = site.tables.orders
+    if isinstance(x, Value) and x in orders.sorted.values() and isinstance(y, int):
+        orders.quotients[out] = x, y
+    return out
 
 
 @maps("pow")

@@ -17,6 +17,7 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import scale, where
 from unity_ir.frontends.torch.memory import placed
+from unity_ir.frontends.torch.recognise.match import uncast
 from unity_ir.frontends.torch.site import CallSite, cast, maps, require_value
 from unity_ir.frontends.torch.values import (
     Operand,
@@ -131,6 +132,8 @@ def scatter_reduce(
         sign = 1.0 if reduce == "amax" else -1.0
         start = value if include_self else op("select", seen, _filled(value, -sign * FAR), value)
         out = scale(op("scatter_max", scale(start, sign), ids, scale(source, sign), dim=dim), sign)
+    elif reduce == "mean" and not include_self and _are_distinct(ids, dim):
+        out = op("select", seen, add(_filled(value, 0.0), source), value)
     else:
         start = value if include_self else op("select", seen, _filled(value, 0.0), value)
         out = add(start, source)
@@ -140,6 +143,11 @@ def scatter_reduce(
     out = cast(out, whole.type.dtype)
     ranges = [range(size) for size in value.shape]
     return reshape(out if value.shape == whole.shape else placed(whole, out, ranges), site.shape)
+
+
+def _are_distinct(ids: Value, dim: int) -> bool:
+    """Return whether indices along a dim are known to differ: those of the largest elements do."""
+    return ids.node.op == "topk" and ids == ids.node.results[1] and dim == len(ids.shape) - 1
 
 
 FAR = 1e30
@@ -224,14 +232,27 @@ def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Valu
     """
     value = site.value(x)
     (first, *more) = [i for i in indices if i is not None]
-    if (
-        not more
-        and len(value.shape) == 2
-        and indices[0] is not None
-        and isinstance(first, Value)
-        and not is_bool(first)
-    ):
-        return op("embedding", _from_start(site.value(first, "i64"), value.shape[0]), value)
+    if not more and indices[0] is not None and isinstance(first, Value) and not is_bool(first):
+        return _rows(site, value, first)
+    return _indexed(site, value, indices)
+
+
+def _rows(site: CallSite, x: Value, ids: Value) -> Value:
+    """Return the rows of `x` at indices; those that put sorted rows back are not looked up (`recognise.sorted`)."""
+    orders = site.tables.orders
+    if ids in orders.inverses and (known := orders.restored(x, orders.inverses[ids])) is not None:
+        return reshape(known, site.shape)
+    if len(x.shape) == 2:
+        out = op("embedding", _from_start(site.value(ids, "i64"), x.shape[0]), x)
+    else:
+        out = _indexed(site, x, [ids])
+    if ids in orders.quotients or ids in orders.sorted.values():
+        orders.gathered[out] = x, ids
+    return out
+
+
+def _indexed(site: CallSite, value: Value, indices: Sequence[Operand | None]) -> Value:
+    """Return the elements of a value at index tensors, as one operator of a dim that merges those they index."""
     at = _Indexed(site, value, indices)
     if at.known is not None:
         start = int(at.known[0])
@@ -267,7 +288,12 @@ def index_put(
     at = _Indexed(site, value, indices)
     wide = expand(site.value(source, site.dtype), (*at.lead, *at.shape, *at.rest))
     flat = reshape(wide, (*at.lead, prod(at.shape), *at.rest))
-    return at.restored(_put(at.value, at.dim, at.ids, flat, accumulate))
+    out = at.restored(_put(at.value, at.dim, at.ids, flat, accumulate))
+    orders = site.tables.orders
+    if isinstance(first, Value) and first in orders.sorted.values() and isinstance(source, torch.Tensor):
+        if torch.equal(source, torch.arange(first.shape[0])) and out.shape == first.shape and not accumulate:
+            orders.inverses[out] = first
+    return out
 
 
 def _put(x: Value, dim: int, ids: Value, source: Value, accumulate: bool) -> Value:
@@ -396,7 +422,7 @@ def sort(site: CallSite, x: Value, *options: object, **named: object) -> tuple[V
     Map PyTorch's `sort(x, dim, descending)` and `sort(x, stable, dim, descending)`: return (the elements in order along
     a dim, their indices); equal ones keep their order. By default `dim` is -1, and the order ascending.
     """
-    del site
+    orders = site.tables.orders
     options = tuple(v for v in options if v is not None)
     if len(options) == 3 or "stable" in named:
         options = options[len(options) == 3 :]
@@ -408,6 +434,9 @@ def sort(site: CallSite, x: Value, *options: object, **named: object) -> tuple[V
     y = swap(x, dim, -1)
     values, ids = results("topk", y if descending else op("neg", y), k=y.shape[-1])
     values = values if descending else op("neg", values)
+    if len(x.shape) == 1 and not descending:
+        orders.sorted[values] = ids
+        orders.gathered[values] = x, ids
     return swap(values, dim, -1), swap(ids, dim, -1)
 
 
@@ -462,9 +491,11 @@ def histc(site: CallSite, x: Value, bins: int = 100, low: float = 0, high: float
     """
     if low == high:
         raise UnityError("bounds that are those of the data have no mapping; give min and max")
-    del site
     y = reshape(x if x.type.is_floating else cast(x, "f32"), (prod(x.shape),))
     at = op("floor", scale(op("shift", y, by=-float(low)), bins / (high - low)))
     at = op("select", _compared("eq", y, float(high)), _filled(at, bins - 1), at)
     ones = constant(1.0, y.shape, x.type.dtype)
-    return op("index_select_grad", ones, cast(at, "i64"), dim=0, size=bins, degrees=(1,))
+    out = op("index_select_grad", ones, cast(at, "i64"), dim=0, size=bins, degrees=(1,))
+    if (low, high) == (0, bins - 1) and uncast(x) in site.tables.orders.sorted:
+        site.tables.orders.counts[out] = uncast(x)
+    return out

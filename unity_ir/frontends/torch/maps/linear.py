@@ -14,6 +14,7 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, scale
 from unity_ir.frontends.torch.recognise.attention import attention as written_attention
+from unity_ir.frontends.torch.recognise.match import uncast
 from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, broadcast, expand, op, permute, reshape, shape_of
 from unity_ir.pcg.graph import Value
@@ -95,14 +96,22 @@ def grouped_mm(
     w = site.value(weights, site.dtype)
     if ends is None or bias is not None or (len(x.shape), len(w.shape)) != (2, 3):
         raise UnityError("only groups of rows, without a bias, have an operator")
-    ends = reshape(site.value(ends, "i64"), (1, w.shape[0]))
-    rows = site.value(torch.arange(x.shape[0])[:, None])
-    before = op("cast", op("le", expand(ends, (x.shape[0], w.shape[0])), rows), to="i64")
-    expert = op("reduce_sum", before, dim=1)
+    expert = _groups(site, site.value(ends, "i64"), x.shape[0])
     for untransposed in w.node.operands if w.node.op == "transpose" else ():
         if w.node.attribute("perm") == (0, 2, 1):
             return op("routed_matmul_nt", cast(x, site.dtype), untransposed, expert)
     return op("routed_matmul", cast(x, site.dtype), w, expert)
+
+
+def _groups(site: CallSite, ends: Value, count: int) -> Value:
+    """Return the group of each of `count` rows, given the positions [groups] at which the groups end."""
+    known = site.tables.orders.counts.get(uncast(ends))
+    if known is not None and known.shape == (count,):
+        # What was sorted and counted is the group of each row.
+        return cast(known, "i64")
+    rows = site.value(torch.arange(count)[:, None])
+    before = op("cast", op("le", expand(reshape(ends, (1, *ends.shape)), (count, *ends.shape)), rows), to="i64")
+    return op("reduce_sum", before, dim=1)
 
 
 @maps("_trilinear")

@@ -17,6 +17,8 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import binary, scale
 from unity_ir.frontends.torch.maps.indexing import argmax, argmin, sort
 from unity_ir.frontends.torch.recognise import losses
+from unity_ir.frontends.torch.recognise.experts import chosen_experts
+from unity_ir.frontends.torch.recognise.match import uncast
 from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, Shape, constant, cut, expand, op, reshape, swap
 from unity_ir.pcg.graph import Value
@@ -54,7 +56,8 @@ def reduction(name: str, *aten: str) -> None:
     """
     Register the graph operator called `name`, such as `reduce_sum`, as the mapping of the ATen operators named in
     `aten`. The mapping reduces over the dims given in the call, or over all, to the shape and element type of PyTorch's
-    result. A mean or sum that is the last step of a written-out cross-entropy becomes that operator instead.
+    result. A mean or sum that is the last step of a written-out cross-entropy becomes that operator instead, and a
+    sum over experts that compute every token one over those that it chooses.
     """
 
     @maps(*aten)
@@ -67,6 +70,8 @@ def reduction(name: str, *aten: str) -> None:
             known = losses.mean_of(x)
         elif name == "reduce_sum" and numbers == [len(x.shape) - 1]:
             known = losses.one_hot_sum(x, site.tables)
+        elif name == "reduce_sum" and numbers == [0]:
+            known = chosen_experts(x)
         return reshape(reduced(name, x, numbers) if known is None else known, site.shape)
 
     del over
@@ -282,7 +287,11 @@ def cumsum(site: CallSite, x: Value, dim: int, *, dtype: object = None) -> Value
     `dtype` is not read.
     """
     del dtype
-    return op("cumsum", cast(x, site.dtype), dim=dim % len(x.shape))
+    out = op("cumsum", cast(x, site.dtype), dim=dim % len(x.shape))
+    counts = site.tables.orders.counts
+    if (counted := counts.get(uncast(x))) is not None:
+        counts[uncast(out)] = counted
+    return out
 
 
 @maps("softmax", "_softmax")

@@ -30,8 +30,10 @@ def factor_of(value: Value) -> tuple[Value, float]:
 
 
 def uncast(value: Value) -> Value:
-    """Return what a value was cast from; the value itself if it is no cast."""
-    return value.node.operands[0] if value.node.op == "cast" else value
+    """Return what a value was cast from, by one cast or several; the value itself if it is no cast."""
+    while value.node.op == "cast":
+        (value,) = value.node.operands
+    return value
 
 
 def unshaped(value: Value) -> Value:

@@ -78,7 +78,8 @@ class Gradient:
         seconds = () if second is None else tuple(n for n in second.names if body.extents[n] > 1)
         widest = body.widest(seconds, *(s.free for s, *_ in self.sums))
         draws = any(isinstance(e, Call) and e.function == "philox" for *_, f in self.sums for e in _inner(f))
-        body.blocks(backward_blocks(widest, body.dtype, self.over_columns, draws, scores.ranges is not None))
+        takes = draws, scores.ranges is not None, scores.scale is not None
+        body.blocks(backward_blocks(widest, body.dtype, self.over_columns, *takes))
         body.axis(self.over_columns, body.first)
         for names in (scores.inner, *([seconds] if seconds else []), *(s.free for s, *_ in self.sums)):
             body.width(names)

@@ -25,7 +25,7 @@ def forward(
     outputs = [out, *([logsum[0]] if logsum else [])]
     body = Body(scores, place, outputs, [of.other, *beside(of.factor, (scores.weights,))], rows_move=False)
     writer, names = body.writer, body.names
-    body.blocks(forward_blocks(body.widest(of.free), body.dtype))
+    body.blocks(forward_blocks(body.widest(of.free), body.dtype, scores.scale is not None))
     body.axis(True, body.first)
     body.width(scores.inner)
     width = body.width(of.free)
