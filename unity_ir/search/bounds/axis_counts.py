@@ -289,7 +289,7 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
                 if not all(map(len, left)):
                     return known
                 problem = problem.among(left)
-            if problem.steps() + _relaxing(problem) <= steps:
+            if problem.steps() + _relaxing(problem) <= steps * (1 if short is None else limits().settled_sums):
                 break
         else:
             break
@@ -394,6 +394,9 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
         rows, before = messages.rows, best
         for passed in (messages.forward, messages.backward):
             before, least = messages.bound, passed(limit)
+            if messages.restarted and messages.problem.steps() > limits().pass_sums:
+                # Such are worth one pass only.
+                return min(known, messages.bound)
             if known <= least * (1 + limits().proved) or (
                 known <= least * (1 + limits().near) and messages.problem.steps() > limits().cheap_sums
             ):

@@ -163,6 +163,8 @@ class SearchLimits:
     """
     pass_sums: int = 22_000_000_000
     """Sums in one TRW-S pass up to which passes are made: some fifteen seconds, beside the search."""
+    settled_sums: int = 4
+    """Times as many sums of a pass for a graph whose messages start from those of a shorter one: one pass is made."""
     long_sums: int = 10_000_000_000
     """Sums of a pass above which none follows on one that hardly helps."""
     count_rows: int = 3_000_000
