@@ -468,8 +468,10 @@ def _same_scope(one: Scope, other: Scope, facts: Facts) -> bool:
         def matched(one: Form, other: Form) -> bool:
             return _matched(one, other, lambda m, n: same_monomial(m, n, inner))
 
+        if matched(_body(x), _body(y)):
+            return True
         left, right = (tuple(m for m in _body(of) if not impossible(inner | m.domain)) for of in (x, y))
-        return matched(_body(x), _body(y)) or ((left, right) != (_body(x), _body(y)) and matched(left, right))
+        return (left, right) != (_body(x), _body(y)) and matched(left, right)
 
     return _same_bound(_as_mono(one), _as_mono(other), facts, same)
 

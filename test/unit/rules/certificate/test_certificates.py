@@ -256,16 +256,18 @@ subst.rule "ids beyond what bf16 holds" (%ids: int [b], %t: [v, e]) {
   yield %y
 }
 
-subst.rule "wrapped around" (%a: int [n], %b: int [n], %c: int [n]) {
-  %x = int_add %a, %b
-  %y = gt %x, %c
+subst.rule "wrapped around" (%a: int [n], %b: int [n]) {
+  %f = ne %a, %a
+  %z = cast %f {to = "i64"}
+  %x = int_mul %a, %b
+  %y = eq %x, %z
   yield %y
 } to {
-  %u = cast %a {to = "i64"}
-  %v = cast %b {to = "i64"}
-  %w = cast %c {to = "i64"}
-  %x = int_add %u, %v
-  %y = gt %x, %w
+  %f = ne %a, %a
+  %z = cast %f {to = "i64"}
+  %u = eq %a, %z
+  %v = eq %b, %z
+  %y = logical_or %u, %v
   yield %y
 }
 
