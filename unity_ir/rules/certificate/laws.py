@@ -283,7 +283,20 @@ def _number(mono: Mono, facts: Facts, said: Said) -> Form:
     written = tuple(
         Mono(Fraction(c), (), frozenset(), tuple(Number(symbol(s)) for s in m)) for m, c in factor.poly.terms
     )
-    return times((_dropped(mono, said["factor"]),), written)
+    return put(_dropped(mono, said["factor"]), written)
+
+
+def put(mono: Mono, value: Form) -> Form:
+    """Return a monomial times the value of one of its factors, which its indices may be in."""
+    for m in value:
+        if set(m.binders) & (mono.free | set(mono.binders)):
+            raise Refused(f"{', '.join(m.binders)} would be captured")
+    return tuple(
+        Mono(
+            mono.coefficient * m.coefficient, mono.binders + m.binders, mono.domain | m.domain, mono.factors + m.factors
+        )
+        for m in value
+    )
 
 
 def _dropped(mono: Mono, at: int) -> Mono:
@@ -300,7 +313,7 @@ def _guard(mono: Mono, facts: Facts, said: Said) -> Form:
         raise Refused(f"{factor} does not compare integers")
     holds, _ = COMPARISONS[factor.function]
     where = tuple(m for c in holds for m in summed(constant(1), (), (c(difference),)))
-    return times((_dropped(mono, said["factor"]),), where)
+    return put(_dropped(mono, said["factor"]), where)
 
 
 def _scalar(mono: Mono, facts: Facts, said: Said) -> Form:
@@ -310,7 +323,7 @@ def _scalar(mono: Mono, facts: Facts, said: Said) -> Form:
     value = SCALARS[said["axiom"]](factor, lambda c: follows(c, facts | mono.domain))
     if value == of_factor(factor):
         raise Refused(f"{said['axiom']} leaves {factor} as it is")
-    return times((_dropped(mono, said["factor"]),), value)
+    return put(_dropped(mono, said["factor"]), value)
 
 
 def _repeat(mono: Mono, facts: Facts, said: Said) -> Form:
@@ -347,7 +360,7 @@ def _square(mono: Mono, facts: Facts, said: Said) -> Form:
             square = call("recip", _squared(function, x.body))
         case _:
             raise Refused(f"{factor} has no square")
-    return times((_both_dropped(mono, said),), square)
+    return put(_both_dropped(mono, said), square)
 
 
 def _squared(function: str, x: Form) -> Form:

@@ -663,6 +663,17 @@ EVERY |= {
         without(total("", (), function("exp", y), function("exp", v)), total("", ())),
         [step("inverse", factor=0, other=1), CANCEL],
     ),
+    "value, captured": False_(
+        laws,
+        "put",
+        "set(m.binders) & (mono.free | set(mono.binders))",
+        "False",
+        without(
+            total("", (), read("v", k), function("if", total("k", BOX, X))),
+            total("k", BOX, read("v", k), X),
+        ),
+        [step("scalar", factor=1, axiom="if"), CANCEL],
+    ),
     "exclude, twice the same": False_(
         laws,
         "_exclude",
