@@ -8,21 +8,23 @@ from itertools import product
 
 from unity_ir.rules.certificate.terms import (
     PARTIAL,
+    TRUTH,
     Apply,
     Axiom,
     Factor,
     Form,
     Holds,
+    Mono,
     Refused,
+    as_poly,
     call,
     constant,
+    not_below_zero,
+    of_factor,
+    one_product,
     scaled,
     times,
 )
-from unity_ir.tdl.functions import CONDITIONS
-
-TRUTH = (*CONDITIONS, "as bool")
-"""Functions whose values are 0 and 1."""
 
 MOST_CONDITIONS = 6
 """Conditions in a value all of whose combinations are gone through."""
@@ -130,6 +132,28 @@ def _of_truth(of: Apply, holds: Holds) -> Form:
     return a if b else complement(a)
 
 
+def _no_product(of: Apply, holds: Holds) -> Form:
+    """A product is 0 where one of its factors is, and exp(x) never."""
+    a, b = _two(of, "eq")
+    factors = one_product(a)
+    _numbers(a)
+    rest = [f for f in factors if not (isinstance(f, Apply) and f.function == "exp")]
+    if b or not factors or (rest and len(factors) < 2):
+        raise Refused(f"{of} is not whether a product is 0")
+    found = constant(1)
+    for f in rest:
+        found = times(found, complement(call("eq", of_factor(f), ())))
+    return () if found == constant(1) else complement(found)
+
+
+def _never_below(of: Apply, holds: Holds) -> Form:
+    """0 is not above what is 0 or above."""
+    a, b = _two(of, "gt")
+    if a or not not_below_zero(b, holds):
+        raise Refused(f"{of} may hold")
+    return ()
+
+
 def _not(of: Apply, holds: Holds) -> Form:
     """The opposite of a condition is 1 minus it."""
     if of.function != "not":
@@ -183,6 +207,25 @@ def _multiples(of: Apply, holds: Holds) -> Form:
     return call(of.function, *(scaled(x.body, 1 / by) for x in of.arguments))
 
 
+def _small(of: Apply, holds: Holds) -> Form:
+    """0 and 1 are the same in every element type; positions, sizes and differences of two are in those of 64 bits."""
+    if not of.function.startswith(("as ", "wrapped ")):
+        raise Refused(f"{of} is no cast")
+    (x,) = (a.body for a in of.arguments)
+    size = as_poly(x)
+    if len(x) == 1 and x[0] == Mono(Fraction(1), (), x[0].domain):
+        return x
+    if size is None or size.constant is not None:
+        _conditions(x)
+    elif of.function not in WIDE or len(size.terms) > 2 or any(len(m) > 1 or abs(c) > 1 for m, c in size.terms):
+        raise Refused(f"{of} may be another number")
+    return x
+
+
+WIDE = ("as f64", "as i64", "wrapped i64")
+"""Casts that change no number below 2^53."""
+
+
 COMPARED: Mapping[str, Axiom] = {
     "compared multiples": _multiples,
     "above a maximum": _above_extreme,
@@ -194,6 +237,9 @@ COMPARED: Mapping[str, Axiom] = {
     "equals itself": _itself,
     "trichotomy": _trichotomy,
     "equals a truth value": _of_truth,
+    "product equals 0": _no_product,
+    "below 0": _never_below,
+    "cast of a small number": _small,
     "not": _not,
     "and": _and,
     "or": _or,

@@ -9,7 +9,7 @@ all values of the variables that lead there, so that nothing is divided.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -48,6 +48,7 @@ from unity_ir.rules.pattern import (
 )
 from unity_ir.rules.poly import ONE, ZERO, Poly, exact_quotient, number, product, symbol
 from unity_ir.tdl.bind import Spelled, spell
+from unity_ir.tdl.element_types import holds_all
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -122,6 +123,10 @@ class Tensor:
     shape: Position
     element: Callable[[Position], Form]
     dtype: str
+    held: str = ""
+    """An element type that holds all elements as they are; "" where they are still to be rounded to `dtype`."""
+    gradient: bool = False
+    """Computed from the gradient of a result: how its casts round is not part of what is checked."""
 
 
 @dataclass
@@ -133,6 +138,8 @@ class Elaborator:
     given: Mapping[str, str]
     """Values of the rule's attribute parameters that name a function."""
     facts: list[Constraint] = field(default_factory=list[Constraint])
+    dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Element types of the inputs of a rule that casts."""
     rounds: bool = False
     """Functions that round are unknown ones, so that equal terms round alike."""
     made: int = 0
@@ -165,6 +172,10 @@ class Elaborator:
 
     def apply(self, name: str, operands: Sequence[Tensor], attributes: Mapping[str, AttrExpr]) -> list[Tensor]:
         """Apply an operator. Raises `Refused` for lines that terms cannot say."""
+        results = self._results(name, operands, attributes)
+        return [replace(r, gradient=True) for r in results] if any(t.gradient for t in operands) else results
+
+    def _results(self, name: str, operands: Sequence[Tensor], attributes: Mapping[str, AttrExpr]) -> list[Tensor]:
         operator = find_operator(name)
         if not isinstance(operator.tdl, str):
             return [_moved(self, name, operands[0], attributes)]
@@ -212,7 +223,7 @@ def _moved(of: Elaborator, name: str, x: Tensor, attributes: Mapping[str, AttrEx
             inner = x.element((*position[:at], symbol(i), *position[at + 1 :]))
             return summed(inner, (i,), (*box(i, x.shape[at]), place))
 
-        return Tensor((*x.shape[:at], size, *x.shape[at + 1 :]), padded, x.dtype)
+        return replace(x, shape=(*x.shape[:at], size, *x.shape[at + 1 :]), element=padded)
     if not isinstance(shape, tuple):
         raise Refused(f"{name}: its line depends on sizes")
     if name == "reshape":
@@ -225,7 +236,7 @@ def _moved(of: Elaborator, name: str, x: Tensor, attributes: Mapping[str, AttrEx
             inside = [c for i, size in zip(old, x.shape, strict=True) for c in box(i, size)]
             return summed(x.element(tuple(map(symbol, old))), old, (*inside, same))
 
-        return Tensor(shape, reshaped, x.dtype)
+        return replace(x, shape=shape, element=reshaped)
     if name != "broadcast_grad" or of.rounds:
         raise Refused(f"{name}: its line depends on sizes")
     missing = len(x.shape) - len(shape)
@@ -263,6 +274,36 @@ def _number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
     return value
 
 
+def _cast(of: Tensor, dtype: str) -> Tensor:
+    """
+    Return a tensor whose elements are cast to another element type: a function of which nothing is known, unless the
+    type holds all of them. Results of arithmetic are first rounded, or wrapped around, to their own type.
+    """
+    steps, held = list[str](), of.held
+    if of.dtype != dtype and not held:
+        steps, held = [_rounded_to(of.dtype)], of.dtype
+    if held and not holds_all(held, dtype):
+        steps, held = [*steps, f"as {dtype}"], dtype
+    if of.gradient and dtype not in NOT_FLOATING:
+        steps = []
+
+    def element(at: Position) -> Form:
+        form = of.element(at)
+        for step in steps:
+            form = call(step, form)
+        return form
+
+    return replace(of, element=element, dtype=dtype, held=held)
+
+
+INTEGERS = ("i64", "i32")
+
+
+def _rounded_to(dtype: str) -> str:
+    """Return the function that makes a result of arithmetic an element: rounding, or wrapping around of integers."""
+    return f"{'wrapped' if dtype in INTEGERS else 'as'} {dtype}"
+
+
 class _Line:
     """An operator's line, spelled out, over operands of symbolic sizes: extents of its variables, and its results."""
 
@@ -280,6 +321,7 @@ class _Line:
         self.tensors = {p.name: t for p, t in zip(spelled.bound.operands, operands, strict=True)}
         self.dtype = next((t.dtype for t in operands if t.dtype not in NOT_FLOATING), "f64")
         self.extents: dict[str, Poly] = {v: _number(size, self.attributes) for v, size in spelled.sizes.items()}
+        self.integer = False
         self._solve()
 
     def _solve(self) -> None:
@@ -346,16 +388,25 @@ class _Line:
             for i in result.indices
         )
         dtype = result.dtype or self.dtype
-        for expr in [e for _, e in result.expr.branches] if isinstance(result.expr, Cases) else [result.expr]:
-            if isinstance(expr, Access):
-                if self.tensors[expr.tensor].dtype != dtype:
-                    raise Refused("casts are not certified")
-            elif dtype in ("i64", "i32"):
-                raise Refused("arithmetic of integers is not certified")
-        return Tensor(shape, lambda at: self.element(result, at), dtype)
+        branches = [e for _, e in result.expr.branches] if isinstance(result.expr, Cases) else [result.expr]
+        read = {self.tensors[e.tensor] for e in branches if isinstance(e, Access)}
+        whole = Tensor(shape, lambda at: self.element(result, at), dtype)
+        if len(branches) == len(read) == 1:
+            (source,) = read
+            held = "" if any(isinstance(i, Affine) for i in result.indices) else source.held
+            return _cast(replace(whole, dtype=source.dtype, held=held, gradient=source.gradient), dtype)
+        if any(t.dtype != dtype for t in read):
+            raise Refused(f"{self.name}: some of its values are cast")
+        picked = gather(result.expr) if isinstance(result.expr, Reduce) else None
+        body = None if picked is None else picked.body
+        moved = isinstance(body, Access) and self.tensors[body.tensor].held == dtype
+        held = dtype if dtype == "bool" or moved else ""
+        return replace(whole, held=held)
 
     def element(self, result: Result, at: Position) -> Form:
         """Return the element of a result at a position: the sum over all values of its variables that lead there."""
+        # Sums and products of integers may wrap around once, in the end.
+        self.integer = (result.dtype or self.dtype) in INTEGERS
         where = {i.name: p for i, p in zip(result.indices, at, strict=True) if isinstance(i, Var)}
         bound: list[str] = []
         domain: list[Constraint] = []
@@ -398,6 +449,8 @@ class _Line:
             case Size(indices):
                 return of_poly(product(joined_extent(i, self.extents) for i in indices))
             case Binary(op, left, right):
+                if op == "/" and self._wraps(expr):
+                    raise Refused(f"{self.name}: its integers may have wrapped around")
                 a, b = self.form(left, where), self.form(right, where)
                 if self.of.rounds and (as_poly(a) is None or as_poly(b) is None):
                     return _rounded(op, a, b)
@@ -410,13 +463,27 @@ class _Line:
                 return (*chosen, *terms.computed(holds))
             case Call(function, args):
                 rounds = self.of.rounds and function not in EXACT
-                return call(f"{function}'" if rounds else function, *(self.form(a, where) for a in args))
+                return call(f"{function}'" if rounds else function, *(self._stored(a, where) for a in args))
             case Reduce(reducer, _, body):
+                if reducer != "sum" and self._wraps(body):
+                    raise Refused(f"{self.name}: its integers may have wrapped around")
                 return self._reduce(reducer, expr, body, where)
             case _:
                 raise Refused(f"{self.name}: terms cannot say {type(expr).__name__.lower()}")
 
-    def _access(self, tensor: str, indices: Sequence[object], where: Mapping[str, Poly]) -> Form:
+    def _stored(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
+        """Return an argument of a function, which sees what integers' arithmetic has made after it has wrapped."""
+        if isinstance(expr, Access):
+            return self._access(expr.tensor, expr.indices, where, wraps=True)
+        if self._wraps(expr):
+            raise Refused(f"{self.name}: its integers may have wrapped around")
+        return self.form(expr, where)
+
+    def _wraps(self, expr: Expr) -> bool:
+        """Return whether an expression reads what integers' arithmetic has made, and does not wrap it."""
+        return self.integer and any(_unwrapped(self.tensors[a.tensor]) for a in accesses(expr))
+
+    def _access(self, tensor: str, indices: Sequence[object], where: Mapping[str, Poly], wraps: bool = False) -> Form:
         of = self.tensors[tensor]
         position: list[Poly] = []
         guards: list[Constraint] = []
@@ -429,7 +496,10 @@ class _Line:
                 case _:
                     position.append(self.reached(_affine(index), where))
                     guards += [Constraint(position[-1]), Constraint(size - 1 - position[-1])]
-        return summed(of.element(tuple(position)), (), guards)
+        found = of.element(tuple(position))
+        if _unwrapped(of) and (wraps or not self.integer):
+            found = call(_rounded_to(of.dtype), found)
+        return summed(found, (), guards)
 
     def _attribute(self, name: str) -> Form:
         value = self.attributes.get(name)
@@ -449,7 +519,7 @@ class _Line:
         and `if not`, which mark what is computed in one branch only.
         """
         if isinstance(expr, Call) and expr.function in COMPARISONS:
-            left, right = (self.form(a, where) for a in expr.args)
+            left, right = (self._stored(a, where) for a in expr.args)
             difference = as_poly((*left, *scaled(right, -1)))
             if difference is not None:
                 yes, no = (
@@ -482,6 +552,10 @@ class _Line:
         if reducer not in REDUCERS:
             raise Refused(f"{self.name}: terms cannot say {reducer}")
         return of_factor(Apply(reducer, (Scope(tuple(names.values()), frozenset(domain), found),)))
+
+
+def _unwrapped(of: Tensor) -> bool:
+    return of.dtype in INTEGERS and not of.held
 
 
 def _never_below_zero(of: Poly) -> bool:
@@ -528,10 +602,10 @@ def named(name: str, shape: Position, dtype: str) -> Tensor:
         value = of_factor(Read(name, at))
         return call("as bool", value) if dtype == "bool" else value
 
-    return Tensor(shape, element, dtype)
+    return Tensor(shape, element, dtype, dtype)
 
 
-def inputs(rule: Substitution, ranks: Mapping[str, int]) -> dict[str, Tensor]:
+def inputs(rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str]) -> dict[str, Tensor]:
     """Return the rule's inputs as symbolic tensors, each pack as `ranks[pack]` dims."""
     found: dict[str, Tensor] = {}
     for i in rule.inputs:
@@ -541,7 +615,7 @@ def inputs(rule: Substitution, ranks: Mapping[str, int]) -> dict[str, Tensor]:
                 shape += [symbol(f"{size.name}.{d}") for d in range(ranks[size.name])]
             else:
                 shape.append(size)
-        found[i.name] = named(i.name, tuple(shape), ELEMENTS[i.elements][0])
+        found[i.name] = named(i.name, tuple(shape), dtypes.get(i.name, ELEMENTS[i.elements][0]))
     return found
 
 
@@ -566,7 +640,7 @@ def key_of(term: Term) -> object:
 
 def side_of(of: Elaborator, rule: Substitution, side: tuple[Term, ...], ranks: Mapping[str, int]) -> Made:
     """Return the inputs, and the results of all operations of a side."""
-    made: Made = {**inputs(rule, ranks)}
+    made: Made = {**inputs(rule, ranks, of.dtypes)}
     for operation in rule.operations(side):
         operands = [made[key_of(t)] for t in operation.operands]
         if operation.op not in PARALLEL_OPERATORS:

@@ -6,7 +6,7 @@ with symbolic tensors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from unity_ir.ops import operator as find_operator
@@ -26,7 +26,7 @@ def gradients(of: Elaborator, rule: Substitution, ranks: Mapping[str, int]) -> I
     target's. Where the source has no gradient at all, nothing is asked of the target.
     """
     source, target = (_gradients(of, rule, side, ranks) for side in (rule.source, rule.target))
-    for name, tensor in inputs(rule, ranks).items():
+    for name, tensor in inputs(rule, ranks, of.dtypes).items():
         if tensor.dtype not in NOT_FLOATING and source.get(name) is not NO_GRADIENT:
             none = Tensor(tensor.shape, lambda _: (), tensor.dtype)
             a, b = source.get(name, none), target.get(name, none)
@@ -51,11 +51,14 @@ def _gradients(of: Elaborator, rule: Substitution, side: tuple[Term, ...], ranks
         if old is None or old is NO_GRADIENT or grad is NO_GRADIENT:
             grads[key] = grad if old is None or grad is NO_GRADIENT else old
         else:
-            grads[key] = Tensor(old.shape, lambda at: (*old.element(at), *grad.element(at)), old.dtype)
+            grads[key] = Tensor(
+                old.shape, lambda at: (*old.element(at), *grad.element(at)), old.dtype, gradient=old.gradient
+            )
 
     for n, term in enumerate(side):
         if made[key_of(term)].dtype not in NOT_FLOATING:
-            add(key_of(term), named(f"gradient {n}", made[key_of(term)].shape, made[key_of(term)].dtype))
+            result = made[key_of(term)]
+            add(key_of(term), replace(named(f"gradient {n}", result.shape, result.dtype), gradient=True))
     for operation in reversed(rule.operations(side)):
         results = [made[k] for n in range(len(made)) if (k := (id(operation), n)) in made]
         found = [grads.get((id(operation), n)) for n in range(len(results))]

@@ -19,15 +19,19 @@ the form that equals it. `replay` applies them at any depth. Questions about int
 | `number` | an integer, and the sum of products of its symbols | |
 | `guard` | a comparison of integers as a value, and as a constraint | |
 | `repeat` | a condition's square, and the condition | |
-| `exclude` | a > b and a = b at once, and 0 | |
-| `square` | abs(x) abs(x) and x x; sqrt(x) sqrt(x) and abs(x) | |
-| `inverse` | exp(x) exp(-x) and 1; n / n of an integer and 1 | n > 0 |
+| `exclude` | a > b together with a = b or b > a, and 0 | |
+| `vanish` | x y where x = 0, and 0 | |
+| `square` | abs(x) abs(x) and x x; sqrt(x) sqrt(x) and abs(x); 1 over either | |
+| `inverse` | exp(x) exp(-x) and 1 | |
+| `quotient` | x / x and 1; x / abs(x) and the sign of x | x is not 0, or the source divides by it (`defined`) |
 | `scalar` | a function's value, by an axiom of `scalars` | |
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -35,10 +39,10 @@ from importlib import import_module
 from itertools import permutations
 from typing import Any, TypeAlias
 
-from unity_ir.rules.certificate.comparisons import TRUTH
 from unity_ir.rules.certificate.elaborate import COMPARISONS
 from unity_ir.rules.certificate.scalars import SCALARS
 from unity_ir.rules.certificate.terms import (
+    TRUTH,
     Apply,
     Constraint,
     Factor,
@@ -55,6 +59,7 @@ from unity_ir.rules.certificate.terms import (
     exchanged,
     of_factor,
     one_of,
+    one_product,
     rebound,
     scaled,
     substituted,
@@ -71,6 +76,9 @@ Said: TypeAlias = Mapping[str, Any]
 
 TIMEOUT = 4000
 """Milliseconds a question may take; without an answer the step is refused."""
+
+EFFORT = ContextVar("EFFORT", default=0)
+"""Units of work that Z3 may do for a question; 0 for any number. Who looks for steps gives up sooner."""
 
 COMMUTATIVE = ("+", "*", "eq", "ne")
 """Functions of two arguments in either order."""
@@ -91,15 +99,20 @@ def _condition(c: Constraint) -> Any:
     return _value(c.poly) == 0 if c.equal else _value(c.poly) >= 0
 
 
-@lru_cache(maxsize=16384)
 def impossible(facts: Facts) -> bool:
     """Return whether no integers satisfy all constraints; False where Z3 does not know."""
+    return _impossible(facts, EFFORT.get())
+
+
+@lru_cache(maxsize=16384)
+def _impossible(facts: Facts, effort: int) -> bool:
     return _unsatisfiable([_condition(c) for c in sorted(facts, key=str)])
 
 
 def _unsatisfiable(conditions: Sequence[Any]) -> bool:
     solver = z3.Solver()
     solver.set("timeout", TIMEOUT)
+    solver.set("rlimit", EFFORT.get())
     solver.add(*conditions)
     return bool(solver.check() == z3.unsat)
 
@@ -109,8 +122,9 @@ def follows(claim: Constraint, facts: Facts) -> bool:
     value = claim.poly.constant
     if claim in facts or (value is not None and (value == 0 if claim.equal else value >= 0)):
         return True
+    own = frozenset(c for c in facts if c.poly.symbols <= claim.poly.symbols)
     near = about(claim.poly.symbols, facts)
-    return all(impossible(near | {case}) for case in claim.negated())
+    return all(impossible(own | {case}) or impossible(near | {case}) for case in claim.negated())
 
 
 def about(symbols: frozenset[str], facts: Facts) -> Facts:
@@ -269,7 +283,20 @@ def _number(mono: Mono, facts: Facts, said: Said) -> Form:
     written = tuple(
         Mono(Fraction(c), (), frozenset(), tuple(Number(symbol(s)) for s in m)) for m, c in factor.poly.terms
     )
-    return times((_dropped(mono, said["factor"]),), written)
+    return put(_dropped(mono, said["factor"]), written)
+
+
+def put(mono: Mono, value: Form) -> Form:
+    """Return a monomial times the value of one of its factors, which its indices may be in."""
+    for m in value:
+        if set(m.binders) & (mono.free | set(mono.binders)):
+            raise Refused(f"{', '.join(m.binders)} would be captured")
+    return tuple(
+        Mono(
+            mono.coefficient * m.coefficient, mono.binders + m.binders, mono.domain | m.domain, mono.factors + m.factors
+        )
+        for m in value
+    )
 
 
 def _dropped(mono: Mono, at: int) -> Mono:
@@ -286,7 +313,7 @@ def _guard(mono: Mono, facts: Facts, said: Said) -> Form:
         raise Refused(f"{factor} does not compare integers")
     holds, _ = COMPARISONS[factor.function]
     where = tuple(m for c in holds for m in summed(constant(1), (), (c(difference),)))
-    return times((_dropped(mono, said["factor"]),), where)
+    return put(_dropped(mono, said["factor"]), where)
 
 
 def _scalar(mono: Mono, facts: Facts, said: Said) -> Form:
@@ -296,7 +323,7 @@ def _scalar(mono: Mono, facts: Facts, said: Said) -> Form:
     value = SCALARS[said["axiom"]](factor, lambda c: follows(c, facts | mono.domain))
     if value == of_factor(factor):
         raise Refused(f"{said['axiom']} leaves {factor} as it is")
-    return times((_dropped(mono, said["factor"]),), value)
+    return put(_dropped(mono, said["factor"]), value)
 
 
 def _repeat(mono: Mono, facts: Facts, said: Said) -> Form:
@@ -310,8 +337,9 @@ def _repeat(mono: Mono, facts: Facts, said: Said) -> Form:
 def _exclude(mono: Mono, facts: Facts, said: Said) -> Form:
     above, equal = one_of(mono.factors, said["above"]), one_of(mono.factors, said["equal"])
     match above, equal:
-        case Apply("gt", arguments), Apply("eq"):
-            if same_factors((Apply("eq", arguments),), (equal,), facts | mono.domain):
+        case Apply("gt", (a, b)), Apply("gt" | "eq" as function):
+            # a > b, and b > a or a = b.
+            if same_factors((Apply(function, (b, a)),), (equal,), facts | mono.domain):
                 return ()
         case _:
             pass
@@ -323,12 +351,38 @@ def _square(mono: Mono, facts: Facts, said: Said) -> Form:
     alike = same_factors((factor,), (other,), facts | mono.domain)
     if said["factor"] == said["other"] or not isinstance(factor, Apply) or not alike:
         raise Refused(f"{factor} is not there twice")
-    (x,) = (a.body for a in factor.arguments)
-    rest = exchanged(mono.factors, max(said["factor"], said["other"]), ())
-    value = {"abs": lambda: times(x, x), "sqrt": lambda: call("abs", x)}.get(factor.function)
-    if value is None:
-        raise Refused(f"{factor} has no square")
-    return times((replace(mono, factors=exchanged(rest, min(said["factor"], said["other"]), ())),), value())
+    match factor:
+        case Apply("abs" | "sqrt" as function, (x,)):
+            square = _squared(function, x.body)
+        case Apply("recip", (Scope(body=(Mono(one, (), domain, (Apply("abs" | "sqrt" as function, (x,)),)),)),)) if (
+            one == 1 and not domain
+        ):
+            square = call("recip", _squared(function, x.body))
+        case _:
+            raise Refused(f"{factor} has no square")
+    return put(_both_dropped(mono, said), square)
+
+
+def _squared(function: str, x: Form) -> Form:
+    return times(x, x) if function == "abs" else call("abs", x)
+
+
+def _both_dropped(mono: Mono, said: Said) -> Mono:
+    """Return a monomial without two factors."""
+    first, last = sorted((said["factor"], said["other"]))
+    return _dropped(_dropped(mono, last), first)
+
+
+def _vanish(mono: Mono, facts: Facts, said: Said) -> Form:
+    factor = one_of(mono.factors, said["factor"])
+    match factor:
+        case Apply("eq", (x, y)) if not (x.body and y.body):
+            zero = one_product(x.body or y.body)
+            if zero and not Counter(zero) - Counter(mono.factors):
+                return ()
+        case _:
+            pass
+    raise Refused(f"{factor} does not say that the rest is 0")
 
 
 def _inverse(mono: Mono, facts: Facts, said: Said) -> Form:
@@ -338,14 +392,11 @@ def _inverse(mono: Mono, facts: Facts, said: Said) -> Form:
         case Apply("exp", (x,)), Apply("exp", (y,)):
             one = of_factor(Apply("", (x,))), of_factor(Apply("", (replace(y, body=scaled(y.body, -1)),)))
             inverse = same_factors(one[0][0].factors, one[1][0].factors, here)
-        case Number(n), Apply("recip", (x,)):
-            inverse = as_poly(x.body) == n and follows(Constraint(n - 1), here)
         case _:
             inverse = False
     if not inverse or said["factor"] == said["other"]:
         raise Refused(f"{factor} is not shown to be 1 / {other}")
-    first, last = sorted((said["factor"], said["other"]))
-    return (_dropped(_dropped(mono, last), first),)
+    return (_both_dropped(mono, said),)
 
 
 MONOMIALS: Mapping[str, Callable[[Mono, Facts, Said], Form]] = {
@@ -365,6 +416,7 @@ MONOMIALS: Mapping[str, Callable[[Mono, Facts, Said], Form]] = {
     "exclude": _exclude,
     "square": _square,
     "inverse": _inverse,
+    "vanish": _vanish,
 }
 """Laws of monomials, by name."""
 
@@ -426,7 +478,13 @@ def _same(one: Factor, other: Factor, facts: Facts) -> bool:
 
 def _same_scope(one: Scope, other: Scope, facts: Facts) -> bool:
     def same(x: Mono, y: Mono, inner: Facts) -> bool:
-        return _matched(_body(x), _body(y), lambda m, n: same_monomial(m, n, inner))
+        def matched(one: Form, other: Form) -> bool:
+            return _matched(one, other, lambda m, n: same_monomial(m, n, inner))
+
+        if matched(_body(x), _body(y)):
+            return True
+        left, right = (tuple(m for m in _body(of) if not impossible(inner | m.domain)) for of in (x, y))
+        return (left, right) != (_body(x), _body(y)) and matched(left, right)
 
     return _same_bound(_as_mono(one), _as_mono(other), facts, same)
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, TypeAlias
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
+from unity_ir.pcg.graph import leaf
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.certificate.defined import EXTREMES, require_defined
+from unity_ir.rules.certificate.defined import EXTREMES, quotient, require_defined
 from unity_ir.rules.certificate.elaborate import Elaborator, Tensor, values
 from unity_ir.rules.certificate.gradients import GRADIENT, gradients
 from unity_ir.rules.certificate.laws import (
@@ -46,9 +48,9 @@ from unity_ir.rules.certificate.terms import (
     substitute,
     text,
 )
-from unity_ir.rules.pattern import AttrParameter, DimPack, Substitution
+from unity_ir.rules.pattern import ELEMENTS, AttrParameter, DimPack, Operation, Substitution, build, input_type
 from unity_ir.rules.poly import symbol
-from unity_ir.tdl.functions import ACTIVATIONS
+from unity_ir.tdl.functions import ACTIVATIONS, DTYPES
 
 RANKS = (0, RANK)
 """Dims of a pack in the cases of a proof; `ranks` checks that they stand for all numbers."""
@@ -58,33 +60,65 @@ Law: TypeAlias = Callable[[Mono, Facts, Mapping[str, Any]], Form]
 Certificate: TypeAlias = dict[str, Any]
 
 
-def names(rule: Substitution) -> dict[str, tuple[str, ...]]:
-    """Return the values of each attribute parameter that names a function. Raises `Refused` for element types."""
-    found: dict[str, tuple[str, ...]] = {}
-    for operation in rule.operations((*rule.source, *rule.target)):
-        if operation.op in PARALLEL_OPERATORS:
-            continue
-        kinds = {a.name: a.kind for a in find_operator(operation.op).line.attributes}
-        for name, value in operation.attributes:
-            if isinstance(value, AttrParameter):
-                if kinds[name] == "dtype":
-                    raise Refused("casts are not certified")
-                if kinds[name] == "name":
-                    found[value.name] = ACTIVATIONS
-    return found
+@dataclass(frozen=True)
+class Case:
+    """What a case of a proof fixes."""
+
+    ranks: Mapping[str, int]
+    """The number of dims of each pack."""
+    given: Mapping[str, str]
+    """A function or element type for each attribute parameter that names one."""
+    dtypes: Mapping[str, str]
+    """An element type for each input, if the rule casts."""
+
+    def fits(self, rule: Substitution, sample: Mapping[str, int]) -> bool:
+        """Return whether both sides are well typed at some sizes, and of one type."""
+        packs = {p: tuple(sample[f"{p}.{d}"] for d in range(rank)) for p, rank in self.ranks.items()}
+        numbers = {v.name: 0.5 for o in _operations(rule) for _, v in o.attributes if isinstance(v, AttrParameter)}
+        bindings = {**sample, **packs, **numbers, **self.given}
+        try:
+            leaves = {
+                i.name: leaf("input", input_type(i, self.dtypes[i.name], bindings), name=i.name).result
+                for i in rule.inputs
+            }
+            source, target = build(rule.source, leaves, bindings), build(rule.target, leaves, bindings)
+        except UnityError:
+            return False
+        return [v.type for v in source] == [v.type for v in target]
 
 
-def cases(rule: Substitution) -> Iterator[tuple[dict[str, int], dict[str, str]]]:
-    """Yield the cases in which a rule has to be proved: numbers of dims by pack, functions by attribute parameter."""
+def _operations(rule: Substitution) -> list[Operation]:
+    return [o for o in rule.operations((*rule.source, *rule.target)) if o.op not in PARALLEL_OPERATORS]
+
+
+def cases(rule: Substitution) -> Iterator[Case]:
+    """
+    Yield the cases in which a rule has to be proved: numbers of dims by pack, functions and element types by attribute
+    parameter, element types of inputs. In those of a rule that casts, it may be ill typed.
+    """
     packs = sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, DimPack)})
-    named = names(rule)
     if len({i.name for i in rule.inputs}) < len(rule.inputs):
         raise Refused("two inputs have one name")
     if any(s.startswith("#") for c in rule.conditions for s in c.poly.symbols):
         raise Refused("a condition is on the number of dims of a pack")
+    named: dict[str, tuple[str, ...]] = {}
+    casts = False
+    for operation in _operations(rule):
+        kinds = {a.name: a.kind for a in find_operator(operation.op).line.attributes}
+        casts = casts or "dtype" in kinds.values()
+        for name, value in operation.attributes:
+            if isinstance(value, AttrParameter) and kinds[name] in CHOICES:
+                named[value.name] = CHOICES[kinds[name]]
+    types = [ELEMENTS[i.elements] if casts else ("",) for i in rule.inputs]
     for ranks in product(RANKS, repeat=len(packs)):
         for given in product(*named.values()):
-            yield dict(zip(packs, ranks, strict=True)), dict(zip(named, given, strict=True))
+            for dtypes in product(*types):
+                known = {i.name: t for i, t in zip(rule.inputs, dtypes, strict=True) if t}
+                yield Case(dict(zip(packs, ranks, strict=True)), dict(zip(named, given, strict=True)), known)
+
+
+CHOICES = {"name": ACTIVATIONS, "dtype": DTYPES}
+"""What attribute parameters may stand for, by their kind, other than numbers."""
 
 
 def check_certificate(rule: Substitution, certificate: Certificate) -> bool:
@@ -94,13 +128,25 @@ def check_certificate(rule: Substitution, certificate: Certificate) -> bool:
     """
     try:
         said = list(certificate["cases"])
-        for ranks, functions in cases(rule):
-            case = said.pop(0)
-            pairs = list(case["pairs"])
-            if ranks and set(ranks.values()) == {RANK}:
-                check_ranks(_elaborator(rule, ranks, functions, case["sample"]), rule, ranks)
-            for goal in goals(rule, ranks, functions, case["sample"], bool(certificate["gradients"])):
+        fit: dict[tuple[int, ...], Any] = {}
+        fitting = set[tuple[int, ...]]()
+        for case in cases(rule):
+            found = said.pop(0)
+            ranks = tuple(case.ranks.values())
+            if case.dtypes:
+                # Whether it casts to what is well typed does not depend on sizes: one choice has to fit these.
+                if fit.setdefault(ranks, found["sample"]) != found["sample"]:
+                    raise Refused("a case has a sample of its own")
+                if not case.fits(rule, found["sample"]):
+                    continue
+                fitting.add(ranks)
+            pairs = list(found["pairs"])
+            if ranks and set(ranks) == {RANK}:
+                check_ranks(_elaborator(rule, case, found["sample"]), rule, case.ranks)
+            for goal in goals(rule, case, found["sample"], bool(certificate["gradients"])):
                 goal.check(pairs.pop(0))
+        if fit.keys() != fitting:
+            raise Refused("it is well typed in no case")
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
         raise Refused(f"incomplete: {type(error).__name__} {error}") from error
     return bool(certificate["gradients"])
@@ -128,43 +174,31 @@ class Goal:
         # An element of an empty window has no gradient, so that in gradients no maximum is of nothing.
         looked_at = PARTIAL if self.claim.startswith(GRADIENT) else (*PARTIAL, *EXTREMES)
         require_defined(self.target, self.source, self.facts, looked_at)
-        _check(self.difference, self.facts, pair["steps"])
+        _check(self.difference, self.facts, pair["steps"], Given(self.source, self.facts))
 
 
-def goals(
-    rule: Substitution,
-    ranks: Mapping[str, int],
-    functions: Mapping[str, str],
-    sample: Mapping[str, int],
-    differentiable: bool,
-) -> Iterator[Goal]:
+def goals(rule: Substitution, case: Case, sample: Mapping[str, int], differentiable: bool) -> Iterator[Goal]:
     """
     Yield what has to be shown in a case: of all results, as they round, too, if the rule is to be exact, and of
     gradients if `differentiable`.
     """
     wanted = ((values, False), (values, True), (gradients, False))
     for pairs, rounds in (w for w in wanted if (rule.exact or not w[1]) and (differentiable or w[0] is not gradients)):
-        of = _elaborator(rule, ranks, functions, sample, rounds)
+        of = _elaborator(rule, case, sample, rounds)
         try:
-            for claim, left, right in pairs(of, rule, ranks):
+            for claim, left, right in pairs(of, rule, case.ranks):
                 yield _goal(of, claim, left, right)
         except (UnityError, KeyError, IndexError, ValueError) as error:
             raise Refused(f"not elaborated: {error}") from error
 
 
-def _elaborator(
-    rule: Substitution,
-    ranks: Mapping[str, int],
-    functions: Mapping[str, str],
-    sample: Mapping[str, int],
-    rounds: bool = False,
-) -> Elaborator:
+def _elaborator(rule: Substitution, case: Case, sample: Mapping[str, int], rounds: bool = False) -> Elaborator:
     symbols = {s for s in rule.symbols if not s.startswith("#")}
-    symbols |= {f"{p}.{d}" for p, rank in ranks.items() for d in range(rank)}
+    symbols |= {f"{p}.{d}" for p, rank in case.ranks.items() for d in range(rank)}
     if any(sample.get(s, 0) < 2 for s in symbols):
         raise Refused("the sample has no size above 1 for every symbol")
     facts = [*(Constraint(symbol(s) - 1) for s in sorted(symbols)), *(Constraint(c.poly) for c in rule.conditions)]
-    return Elaborator({s: sample[s] for s in symbols}, functions, facts, rounds)
+    return Elaborator({s: sample[s] for s in symbols}, case.given, facts, case.dtypes, rounds)
 
 
 def _goal(of: Elaborator, claim: str, left: Tensor, right: Tensor) -> Goal:
@@ -179,8 +213,17 @@ def _goal(of: Elaborator, claim: str, left: Tensor, right: Tensor) -> Goal:
     return Goal(claim, source, target, facts.union(*(box(i, n) for i, n in zip(at, left.shape, strict=True))))
 
 
-def _check(form: Form, facts: Facts, steps: Steps) -> None:
-    """Check that steps take a form to 0. Raises `Refused`."""
+@dataclass(frozen=True)
+class Given:
+    """The source of a goal, which is a number, and what holds of it."""
+
+    source: Form = ()
+    facts: Facts = frozenset()
+
+
+def _check(form: Form, facts: Facts, steps: Steps, given: Given | None = None) -> None:
+    """Check that steps take a form to 0 wherever the source is a number. Raises `Refused`."""
+    given = given or Given((), facts)
     for step in steps:
         match step["law"]:
             case "cases":
@@ -191,12 +234,13 @@ def _check(form: Form, facts: Facts, steps: Steps) -> None:
                 if len(step["then"]) != len(alternatives):
                     raise Refused("a case is missing")
                 for case, inner in zip(alternatives, step["then"], strict=False):
-                    _check(form, facts | {case}, inner)
+                    _check(form, facts | {case}, inner, replace(given, facts=given.facts | {case}))
                 return
             case "digits":
+                given = Given(*apply_digits(given.source, given.facts, step))
                 form, facts = apply_digits(form, facts, step)
             case _:
-                form = apply_step(form, facts, step)
+                form = apply_step(form, facts, step, given)
     if form:
         raise Refused(f"left over: {text(form)[:200]}")
 
@@ -214,12 +258,14 @@ def apply_digits(form: Form, facts: Facts, step: Mapping[str, Any]) -> tuple[For
     return substitute(form, values), new
 
 
-def apply_step(form: Form, facts: Facts, step: Mapping[str, Any]) -> Form:
-    """Apply one step to a form; return the form that equals it. Raises `Refused`."""
+def apply_step(form: Form, facts: Facts, step: Mapping[str, Any], given: Given = Given()) -> Form:
+    """Apply one step to a form; return the form that equals it where the source is a number. Raises `Refused`."""
     path: list[int] = list(step["at"])
     if step["law"] == "cancel":
         return _inside(form, facts, path, lambda inner, known: cancel(inner, known, step))
     law = MONOMIALS.get(step["law"])
+    if step["law"] == "quotient":
+        law = partial(quotient, source=given.source, facts=given.facts)
     if law is None:
         raise Refused(f"{step['law']} is no law")
     if len(path) % 3 == 0:

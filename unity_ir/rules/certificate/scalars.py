@@ -6,6 +6,7 @@ a constraint on integers holds there, and returns the form that equals it, or re
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 
 from unity_ir.rules.certificate.comparisons import COMPARED
@@ -20,9 +21,12 @@ from unity_ir.rules.certificate.terms import (
     Mono,
     Refused,
     Scope,
+    as_poly,
     call,
     constant,
+    not_below_zero,
     of_factor,
+    of_poly,
     scaled,
     times,
 )
@@ -238,7 +242,7 @@ def _power(of: Apply, holds: Holds) -> Form:
     if of.function != "pow":
         raise Refused(f"{of} is no power")
     x, exponent = (a.body for a in of.arguments)
-    value = _number(exponent)
+    value = number_of(exponent)
     if value is None:
         mono = _one(x)
         match mono.factors:
@@ -261,7 +265,7 @@ MOST_FACTORS = 4
 """The largest exponent that is written out."""
 
 
-def _number(form: Form) -> Fraction | None:
+def number_of(form: Form) -> Fraction | None:
     """Return the number that a form is; None if it is none."""
     if any(m.factors or m.binders or m.domain for m in form):
         return None
@@ -274,15 +278,111 @@ def _rsqrt(of: Apply, holds: Holds) -> Form:
 
 
 def _of_square(of: Apply, holds: Holds) -> Form:
-    """sqrt(x x) = abs(x), and abs(x x) = x x."""
-    mono = _one(_argument(of, of.function if of.function == "abs" else "sqrt"))
+    """sqrt(x x) = abs(x)."""
+    mono = _one(_argument(of, "sqrt"))
     once = list(dict.fromkeys(mono.factors))
     if mono.coefficient != 1 or any(mono.factors.count(f) % 2 for f in once):
         raise Refused(f"{of} is not of a square")
     half = tuple(f for f in once for _ in range(mono.factors.count(f) // 2))
-    if of.function == "abs":
-        return (mono,)
     return (Mono(Fraction(1), (), frozenset(), tuple(_applied("abs", f) for f in half)),)
+
+
+def _abs(of: Apply, holds: Holds) -> Form:
+    """abs(x) = x for x that is 0 or above; abs(c a b) = abs(c) abs(a) abs(b), and abs(1 / x) = 1 / abs(x)."""
+    x = _argument(of, "abs")
+    if not_below_zero(x, holds):
+        return x
+    mono = _one(x)
+    factors: list[Factor] = []
+    for f in mono.factors:
+        match f:
+            case Apply("recip", (y,)):
+                factors.append(Apply("recip", (Scope((), frozenset(), call("abs", y.body)),)))
+            case _:
+                factors.append(_applied("abs", f))
+    return (replace(mono, coefficient=abs(mono.coefficient), factors=tuple(factors)),)
+
+
+def _by_sign(of: Apply, holds: Holds) -> Form:
+    """abs(x) = x where x > 0, and -x where 0 > x."""
+    x = _argument(of, "abs")
+    return times(x, sign_of(x))
+
+
+def sign_of(x: Form) -> Form:
+    """Return 1 where x > 0, -1 where 0 > x, else 0."""
+    return (*call("gt", x, ()), *scaled(call("gt", (), x), -1))
+
+
+def _by_comparison(of: Apply, holds: Holds) -> Form:
+    """max(a, b) = a where a > b, else b; min(a, b) = b where a > b, else a."""
+    a, b = _values(of)
+    a, b = (a, b) if of.function == "max" else (b, a)
+    above = call("gt", *_values(of))
+    return (*times(above, a), *b, *scaled(times(above, b), -1))
+
+
+def _values(of: Apply) -> tuple[Form, ...]:
+    """Return the values of which an extreme is taken, if it is of two."""
+    if of.function not in ("max", "min") or len(of.arguments) != 2 or any(p.binders or p.domain for p in of.arguments):
+        raise Refused(f"{of} is not of two values")
+    return tuple(p.body for p in of.arguments)
+
+
+def _exceeded(of: Apply, holds: Holds) -> Form:
+    """A maximum is that without a value that another one is at least; the least of maxima without one of more."""
+    sign = {"max": 1, "min": -1}.get(of.function, 0)
+    for n, p in enumerate(of.arguments):
+        rest = of.arguments[:n] + of.arguments[n + 1 :]
+        for q in rest if sign and not p.binders and not p.domain else ():
+            if q.binders or q.domain:
+                continue
+            more = not_below_zero(scaled(_difference(q.body, p.body), sign), holds)
+            match p.body:
+                case (Mono(one, (), domain, (Apply(function, parts),)),) if one == 1 and not domain:
+                    more = more or (function in ("max", "min") and function != of.function and q in parts)
+                case _:
+                    pass
+            if more:
+                return of_factor(Apply(of.function, rest))
+    raise Refused(f"{of} has no value that another one exceeds")
+
+
+def _difference(one: Form, other: Form) -> Form:
+    """Return what is left of one form without another, less the addends that both have."""
+    left, right = list(one), list[Mono]()
+    for m in other:
+        if m in left:
+            left.remove(m)
+        else:
+            right.append(m)
+    found = (*left, *scaled(tuple(right), -1))
+    size = as_poly(found)
+    return found if size is None else of_poly(size)
+
+
+def _distributed(of: Apply, holds: Holds) -> Form:
+    """max(min(a, b), c) = min(max(a, c), max(b, c)), and the other way about."""
+    for n, p in enumerate(of.arguments if not any(a.binders or a.domain for a in of.arguments) else ()):
+        match p.body:
+            case (Mono(one, (), domain, (Apply(function, parts),)),) if one == 1 and not domain:
+                if {function, of.function} == {"max", "min"} and not any(a.binders or a.domain for a in parts):
+                    rest = of.arguments[:n] + of.arguments[n + 1 :]
+                    inner = (of_factor(Apply(of.function, (q, *rest))) for q in parts)
+                    return of_factor(Apply(function, tuple(Scope((), frozenset(), x) for x in inner)))
+            case _:
+                pass
+    raise Refused(f"{of} is of no {'minimum' if of.function == 'max' else 'maximum'}")
+
+
+def _log(of: Apply, holds: Holds) -> Form:
+    """log(sqrt(x)) = log(x) / 2, and log(1 / x) = -log(x)."""
+    mono = _one(_argument(of, "log"))
+    match mono.factors:
+        case (Apply("sqrt" | "recip" as function, (x,)),) if mono.coefficient == 1:
+            return scaled(call("log", x.body), Fraction(1, 2) if function == "sqrt" else -1)
+        case _:
+            raise Refused(f"{of} is no logarithm of a root")
 
 
 SCALARS: Mapping[str, Axiom] = {
@@ -307,6 +407,12 @@ SCALARS: Mapping[str, Axiom] = {
     "power": _power,
     "rsqrt": _rsqrt,
     "of a square": _of_square,
+    "absolute value": _abs,
+    "absolute value by sign": _by_sign,
+    "maximum by comparison": _by_comparison,
+    "maximum without less": _exceeded,
+    "maximum of minima": _distributed,
+    "logarithm of a root": _log,
     **COMPARED,
 }
 """Axioms by name."""

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TypeAlias, TypeVar
 
 from unity_ir.rules.poly import Poly, number, symbol
+from unity_ir.tdl.functions import CONDITIONS
 
 T = TypeVar("T")
 
@@ -117,6 +118,9 @@ class Apply:
 
 
 Factor: TypeAlias = Read | Number | Apply
+
+TRUTH = (*CONDITIONS, "as bool")
+"""Functions whose values are 0 and 1."""
 
 REDUCERS = ("max", "min", "prod")
 """Functions of sets of values."""
@@ -245,6 +249,36 @@ def mentions(form: Form, functions: Sequence[str]) -> bool:
     """Return whether one of some functions is in a form, at any depth."""
     applied = [f for m in form for f in m.factors if isinstance(f, Apply)]
     return any(f.function in functions or any(mentions(a.body, functions) for a in f.arguments) for f in applied)
+
+
+def one_product(form: Form) -> tuple[Factor, ...]:
+    """Return the factors of a form that is a multiple, other than 0, of one product, without sums; else none."""
+    alone = len(form) == 1 and form[0].coefficient != 0 and not form[0].binders and not form[0].domain
+    return form[0].factors if alone else ()
+
+
+def not_below_zero(form: Form, holds: Holds) -> bool:
+    """Return whether a value is shown to be 0 or above: it has only products of squares and of what is."""
+    return all(
+        m.coefficient >= 0 and all(m.factors.count(f) % 2 == 0 or _never_below_zero(f, holds) for f in m.factors)
+        for m in form
+    )
+
+
+def _never_below_zero(factor: Factor, holds: Holds) -> bool:
+    match factor:
+        case Number(poly):
+            return holds(Constraint(poly))
+        case Apply("max" | "maximum", parts):
+            return any(not p.binders and not p.domain and not_below_zero(p.body, holds) for p in parts)
+        case Apply(function):
+            return function in NEVER_BELOW_ZERO
+        case _:
+            return False
+
+
+NEVER_BELOW_ZERO = (*TRUTH, "exp", "relu", "abs", "sqrt", "philox")
+"""Functions that are 0 or above wherever they are a number."""
 
 
 def one_of(items: Sequence[T], at: object) -> T:

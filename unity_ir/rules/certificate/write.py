@@ -9,26 +9,37 @@ shifts; what is left cancels, case by case of the guards on free indices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import permutations
+from itertools import permutations, product
 from random import Random
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.rules.certificate.comparisons import TRUTH
 from unity_ir.rules.certificate.elaborate import COMPARISONS
 from unity_ir.rules.certificate.laws import (
+    EFFORT,
     MOST_BINDERS,
     Facts,
     follows,
     impossible,
     same_factors,
 )
-from unity_ir.rules.certificate.replay import Certificate, Goal, Steps, apply_digits, apply_step, cases, goals
+from unity_ir.rules.certificate.replay import (
+    Case,
+    Certificate,
+    Given,
+    Goal,
+    Steps,
+    apply_digits,
+    apply_step,
+    cases,
+    goals,
+)
 from unity_ir.rules.certificate.scalars import SCALARS
 from unity_ir.rules.certificate.terms import (
     REDUCERS,
+    TRUTH,
     Apply,
     Constraint,
     Factor,
@@ -42,7 +53,7 @@ from unity_ir.rules.certificate.terms import (
     text,
 )
 from unity_ir.rules.pattern import Substitution
-from unity_ir.rules.poly import ONE, ZERO, Poly, exact_quotient, symbol
+from unity_ir.rules.poly import ONE, ZERO, Poly, exact_quotient, number, symbol
 from unity_ir.rules.proof.cases import sample_at
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.sides import parameters, sides
@@ -50,8 +61,20 @@ from unity_ir.rules.proof.sides import parameters, sides
 MOST_CASES = 64
 """Cases one difference may be split into."""
 
+FEW = 8
+"""Addends of a sum that are written out."""
+
 TRIES = 400
 """Choices of sizes tried, where the first hide a dim."""
+
+LITTLE, MUCH = 100_000, 1_000_000
+"""Units of work of Z3 for a question: most steps that are tried do not follow, which it may take long to see."""
+
+SQUARED = ("abs", "sqrt", "recip")
+"""Functions whose squares may be simpler."""
+
+LAST = {"maximum of minima": 1, "absolute value by sign": 2, "maximum by comparison": 2}
+"""Axioms that make forms longer, so that they are used where nothing else is left, and the stage (`forced`) of each."""
 
 MOST_STEPS = 4000
 """Steps after which the search for one difference is given up."""
@@ -67,41 +90,67 @@ def write_certificate(rule: Substitution, differentiable: bool = True) -> Certif
     data; raise `Unwritten`, with the reason, where none is found.
     """
     try:
-        return {"rule": rule.name, "gradients": differentiable, "cases": list(_cases(rule, differentiable))}
+        try:
+            return _written(rule, differentiable, LITTLE)
+        except Unwritten:
+            return _written(rule, differentiable, MUCH)
     except (Refused, Undecided, UnityError) as reason:
         raise Unwritten(str(reason)) from reason
 
 
+def _written(rule: Substitution, differentiable: bool, effort: int) -> Certificate:
+    before = EFFORT.set(effort)
+    try:
+        return {"rule": rule.name, "gradients": differentiable, "cases": list(_cases(rule, differentiable))}
+    finally:
+        EFFORT.reset(before)
+
+
 def _cases(rule: Substitution, differentiable: bool) -> Iterator[dict[str, Any]]:
-    for ranks, functions in cases(rule):
-        sample, found = _sampled(rule, ranks, functions, differentiable)
+    fitting: dict[tuple[int, ...], dict[str, int]] = {}
+    for case in cases(rule):
+        if case.dtypes:
+            sample = fitting.setdefault(tuple(case.ranks.values()), _fitting(rule, case))
+            found = list(goals(rule, case, sample, differentiable)) if case.fits(rule, sample) else []
+        else:
+            sample, found = _sampled(rule, case, differentiable)
         pairs: list[dict[str, Any]] = []
         for goal in found:
-            steps = _Search(goal.difference, goal.facts).steps_to_zero()
+            steps = _Search(goal.difference, goal.facts, Given(goal.source, goal.facts)).steps_to_zero()
             pairs.append(
                 {"claim": goal.claim, "source": text(goal.source), "target": text(goal.target), "steps": steps}
             )
         yield {"sample": sample, "pairs": pairs}
 
 
-def _sampled(
-    rule: Substitution, ranks: Mapping[str, int], functions: Mapping[str, str], differentiable: bool
-) -> tuple[dict[str, int], list[Goal]]:
+def _fitting(rule: Substitution, case: Case) -> dict[str, int]:
+    """Return sizes that fit a rule that casts, for some of what its attributes and inputs may be."""
+    given: dict[str, float | str] = dict.fromkeys(parameters(rule), 0.5)
+    last = Undecided("it has no cases")
+    for other in cases(rule):
+        try:
+            return sample_at(rule, case.ranks, {**given, **other.given})[0]
+        except Undecided as reason:
+            last = reason
+    raise last
+
+
+def _sampled(rule: Substitution, case: Case, differentiable: bool) -> tuple[dict[str, int], list[Goal]]:
     """Return sizes at which lines can be spelled out, and what has to be shown."""
-    given = {**dict.fromkeys(parameters(rule), 0.5), **functions}
-    sample, _ = sample_at(rule, ranks, given)
+    given: dict[str, float | str] = {**dict.fromkeys(parameters(rule), 0.5), **case.given}
+    sample, _ = sample_at(rule, case.ranks, given)
     try:
-        return sample, list(goals(rule, ranks, functions, sample, differentiable))
+        return sample, list(goals(rule, case, sample, differentiable))
     except Refused as reason:
         first = reason
     random = Random(0)
     for attempt in range(TRIES):
         # Of larger sizes, no window is the only one in its dim.
         larger = {s: v if s.startswith("#") else random.randint(2, 5 + attempt // 10) for s, v in sample.items()}
-        packs = {p: tuple(larger[f"{p}.{d}"] for d in range(rank)) for p, rank in ranks.items()}
+        packs = {p: tuple(larger[f"{p}.{d}"] for d in range(rank)) for p, rank in case.ranks.items()}
         try:
             sides(rule, {**larger, **packs, **given})
-            return larger, list(goals(rule, ranks, functions, larger, differentiable))
+            return larger, list(goals(rule, case, larger, differentiable))
         except (Refused, UnityError):
             continue
     raise first
@@ -123,11 +172,15 @@ class _Search:
 
     form: Form
     facts: Facts
+    given: Given
     steps: Steps = field(default_factory=list[dict[str, Any]])
     made: list[int] = field(default_factory=lambda: [0, 0])
     """Numbers of names made, and of cases, in this difference."""
-    forced: bool = False
-    """Pin indices that an equation gives as a remainder, too."""
+    forced: int = 0
+    """
+    How hard to try: from 1 on, pin indices that an equation gives as a remainder, and write out sums over a few values;
+    use axioms of `LAST` from their stage on.
+    """
 
     def fresh(self) -> str:
         """Return a new name."""
@@ -138,7 +191,7 @@ class _Search:
         """Apply a step, and keep it; return False where it is refused."""
         step = {"law": law, "at": at, **what}
         try:
-            found = apply_step(self.form, self.facts, step)
+            found = apply_step(self.form, self.facts, step, self.given)
         except Refused:
             return False
         if found == self.form:
@@ -161,9 +214,9 @@ class _Search:
                 return self.split(guard)
             if self.digits():
                 continue
-            if self.forced:
+            if self.forced == max(LAST.values()):
                 raise Unwritten(f"left over: {text(self.form)[:600]}")
-            self.forced = True
+            self.forced += 1
 
     def split(self, guard: Constraint) -> Steps:
         """Prove each case of a constraint."""
@@ -172,7 +225,9 @@ class _Search:
             self.made[1] += 1
             if self.made[1] > MOST_CASES:
                 raise Unwritten("too many cases")
-            branches.append(_Search(self.form, self.facts | {case}, [], self.made, self.forced).steps_to_zero())
+            given = replace(self.given, facts=self.given.facts | {case})
+            branch = _Search(self.form, self.facts | {case}, given, [], self.made, self.forced)
+            branches.append(branch.steps_to_zero())
         self.steps.append({"law": "cases", "on": said_constraint(guard), "then": branches})
         return self.steps
 
@@ -262,7 +317,16 @@ class _Search:
 
     def tactics(self) -> list[Any]:
         """Return what is tried on a monomial, in order."""
-        return [self.numbers, self.scalars, self.pins, self.drops, self.fuses, self.counts, self.shifts]
+        found = [self.numbers, self.scalars, self.pins, self.drops, self.fuses, self.counts, self.shifts]
+        return [*found, self.unrolls] if self.forced else found
+
+    def unrolls(self, here: list[int], mono: Mono, facts: Facts) -> bool:
+        """Write a sum over a few values of an index addend by addend."""
+        for b in mono.binders:
+            size = self.size_of(mono, b)
+            if size is not None and size.constant is not None and size.constant <= FEW:
+                return self.do("split", here, on=said_constraint(Constraint(symbol(b) - size + 1, equal=True)))
+        return False
 
     def numbers(self, here: list[int], mono: Mono, facts: Facts) -> bool:
         """Write integers as sums of products, comparisons of them as guards."""
@@ -278,19 +342,24 @@ class _Search:
         applied = [(place, f) for place, f in enumerate(mono.factors) if isinstance(f, Apply)]
         for place, f in enumerate(mono.factors):
             for other, g in applied:
-                if (isinstance(f, Number) and g.function == "recip") or (isinstance(f, Apply) and f.function == "exp"):
-                    if place != other and self.do("inverse", here, factor=place, other=other):
-                        return True
+                law = "quotient" if g.function == "recip" else "inverse" if g.function == "exp" else None
+                if law and place != other and self.do(law, here, factor=place, other=other):
+                    return True
         for place, f in applied:
             for other, g in applied:
-                if f.function == "gt" and g.function == "eq" and self.do("exclude", here, above=place, equal=other):
-                    return True
-                law = "repeat" if f.function in TRUTH else "square" if f.function in ("abs", "sqrt") else None
+                if f.function == "gt" and g.function in ("gt", "eq"):
+                    if self.do("exclude", here, above=place, equal=other):
+                        return True
+                law = "repeat" if f.function in TRUTH else "square" if f.function in SQUARED else None
                 if law and f.function == g.function and other < place:
                     if self.do(law, here, factor=place, other=other):
                         return True
         for place, f in applied:
+            if f.function == "eq" and self.do("vanish", here, factor=place):
+                return True
             for axiom in SCALARS:
+                if LAST.get(axiom, 0) > self.forced or (axiom == "maximum of minima" and f.function != "max"):
+                    continue
                 if axiom == "trichotomy" and f.function == "gt":
                     # Of the two ways to write it, that which begins with the lesser text.
                     if text(f.arguments[0].body) <= text(f.arguments[1].body):
@@ -314,6 +383,8 @@ class _Search:
                 terms = [(t, exact_quotient(Poly((t,)), m)) for t in c.poly.terms]
                 high = sum((q for _, q in terms if q is not None), ZERO)
                 low = sum((Poly((t,)) for t, q in terms if q is None), ZERO)
+                if _outside(low, m, facts | mono.domain):
+                    continue
                 if self.do("radix", here, high=said(high), low=said(low), m=said(m)):
                     return True
         for c in equations:
@@ -443,12 +514,29 @@ class _Search:
                 continue
             step = {"law": "digits", "index": s, "outer": outer, "inner": inner, "d": said(d), "m": said(m)}
             try:
+                given = Given(*apply_digits(self.given.source, self.given.facts, step))
                 self.form, self.facts = apply_digits(self.form, self.facts, step)
             except Refused:
                 continue
+            self.given = given
             self.steps.append(step)
             return True
         return False
+
+
+def _outside(low: Poly, m: Poly, facts: Facts) -> bool:
+    """Return whether -m < low < m fails at an end of the range of an index, when all sizes are 3."""
+    ends: dict[str, tuple[Poly, ...]] = {}
+    for s in sorted(low.symbols):
+        above = [c.poly + symbol(s) for c in facts if not c.equal and c.poly.coefficient(s) == -ONE]
+        ends[s] = (number(3),) if "#" not in s else (ZERO, *(p for p in above if not any("#" in t for t in p.symbols)))
+    for chosen in product(*ends.values()):
+        value = low.substitute(dict(zip(ends, chosen, strict=True)))
+        if any("#" in s for s in value.symbols | m.symbols):
+            continue
+        if not abs(value.at(dict.fromkeys(value.symbols, 3))) < m.at(dict.fromkeys(m.symbols, 3)):
+            return True
+    return False
 
 
 def _reads(mono: Mono) -> list[Read]:

@@ -7,26 +7,8 @@ from __future__ import annotations
 
 from unity_ir.rules.proof.forms import UNIT, Apply, Form, Mono
 from unity_ir.rules.proof.tensors import ElementPosition, TensorForm
+from unity_ir.tdl.element_types import holds_all
 from unity_ir.tdl.syntax import NOT_FLOATING
-
-_SIGNIFICANT = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
-_EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}
-_BITS = {"i64": 63, "i32": 31, "bool": 1}
-
-
-def _holds_all(source: str, target: str) -> bool:
-    """
-    Return whether element type `target` represents every number of element type `source`, so that a cast changes none.
-
-    Given `bf16` and `f32` returns True, given `i64` and `f64` False.
-    """
-    if source == target:
-        return True
-    if target == "bool" or (source in _SIGNIFICANT and target in _BITS):
-        return False
-    if source in _BITS:
-        return _BITS[source] <= (_BITS[target] if target in _BITS else _SIGNIFICANT[target])
-    return _SIGNIFICANT[source] <= _SIGNIFICANT[target] and _EXPONENT[source] <= _EXPONENT[target]
 
 
 def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
@@ -42,10 +24,10 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     """
     steps = [] if of.stored or of.dtype == dtype else [of.dtype]
     narrow = of.held if of.stored and of.held else of.dtype
-    if not _holds_all(narrow, dtype):
+    if not holds_all(narrow, dtype):
         steps.append(dtype)
     if not rounds:
-        steps = [dtype] if dtype in NOT_FLOATING and not _holds_all(narrow, dtype) else []
+        steps = [dtype] if dtype in NOT_FLOATING and not holds_all(narrow, dtype) else []
 
     def element(at: ElementPosition) -> Form:
         form = of.element(at)
@@ -53,5 +35,5 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
             form = (Mono(UNIT, (), frozenset(), (Apply(f"as {step}", (form,)),)),)
         return form
 
-    held = narrow if of.stored and _holds_all(narrow, dtype) else ""
+    held = narrow if of.stored and holds_all(narrow, dtype) else ""
     return TensorForm(of.shape, element, dtype, stored=of.stored or of.dtype != dtype, held=held)

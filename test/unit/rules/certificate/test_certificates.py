@@ -14,6 +14,7 @@ import pytest
 from extent import sample
 
 import unity_ir.rules.certificate
+from unity_ir.rules.certificate import elaborate
 from unity_ir.rules.certificate.replay import check_certificate
 from unity_ir.rules.certificate.terms import Refused
 from unity_ir.rules.certificate.write import Unwritten, write_certificate
@@ -128,6 +129,7 @@ TAMPERED_RULES = (
     "merge-of-split-heads",
     "matmul-of-concat.rows",
     "relu-of-relu",
+    "concat-of-adds",
 )
 
 
@@ -210,6 +212,65 @@ subst.rule "divided" (%x: [n], %y: [n]) {
   yield %t
 }
 
+subst.rule "divided by itself" (%x: [n], %y: [n]) {
+  %q = reciprocal %y
+  %z = scale %x {by = 1.0}
+  %s = scale %q {by = 0.0}
+  %p = add %z, %s
+  yield %p
+} to {
+  %q = div %x, %x
+  %z = mul %q, %x
+  yield %z
+}
+
+subst.rule "rounded" (%x: [n]) {
+  %y = cast %x {to = "f16"}
+  %z = cast %y {to = "f32"}
+  yield %z
+} to {
+  %y = cast %x {to = "bf16"}
+  %z = cast %y {to = "f32"}
+  yield %z
+}
+
+subst.rule "rounded sums" (%x: [n], %y: [n]) {
+  %z = add %x, %y
+  %w = cast %z {to = "f64"}
+  yield %w
+} to {
+  %a = cast %x {to = "f64"}
+  %b = cast %y {to = "f64"}
+  %w = add %a, %b
+  yield %w
+}
+
+subst.rule "ids beyond what bf16 holds" (%ids: int [b], %t: [v, e]) {
+  %f = cast %ids {to = "bf16"}
+  %i = cast %f {to = "i64"}
+  %y = embedding %i, %t
+  yield %y
+} to {
+  %i = cast %ids {to = "i64"}
+  %y = embedding %i, %t
+  yield %y
+}
+
+subst.rule "wrapped around" (%a: int [n], %b: int [n]) {
+  %f = ne %a, %a
+  %z = cast %f {to = "i64"}
+  %x = int_mul %a, %b
+  %y = eq %x, %z
+  yield %y
+} to {
+  %f = ne %a, %a
+  %z = cast %f {to = "i64"}
+  %u = eq %a, %z
+  %v = eq %b, %z
+  %y = logical_or %u, %v
+  yield %y
+}
+
 subst.rule "divided times 0" (%x: [n], %y: [n]) {
   %z = scale %y {by = 0.0}
   yield %z
@@ -282,3 +343,42 @@ def test_two_inputs_of_one_name_are_refused():
 def test_values_alone_have_a_certificate_that_says_so():
     (rule,) = (r for r in parse_rules(FALSE) if r.name == "detached")
     assert not check_certificate(rule, write_certificate(rule, differentiable=False))
+
+
+UNROUNDED: dict[str, tuple[str, Callable[..., object]]] = {
+    "rounded": ("holds_all", lambda source, target: True),
+    "ids beyond what bf16 holds": ("holds_all", lambda source, target: True),
+    "rounded sums": ("_cast", lambda of, dtype: replace(of, dtype=dtype)),
+    "wrapped around": ("_unwrapped", lambda of: False),
+}
+"""Rules that are false only since numbers round or wrap around, and a checker's function without that."""
+
+
+@pytest.mark.parametrize("name", UNROUNDED)
+def test_a_checker_that_does_not_round_accepts_what_is_false(name: str, monkeypatch: pytest.MonkeyPatch):
+    (rule,) = (r for r in parse_rules(FALSE) if r.name == name)
+    with pytest.raises(Unwritten, match="left over"):
+        write_certificate(rule, differentiable=False)
+    monkeypatch.setattr(elaborate, *UNROUNDED[name])
+    assert not check_certificate(rule, write_certificate(rule, differentiable=False))
+
+
+def test_a_rule_that_casts_is_checked_for_every_type_that_fits():
+    (rule,) = parse_rules("""
+subst.rule "narrowed" (%x: [n]) {
+  %y = cast %x {to = "f32"}
+  %z = cast %y {to = "bf16"}
+  yield %z
+} to {
+  %z = cast %x {to = "bf16"}
+  yield %z
+}
+""")
+    # Of f64 it rounds twice.
+    with pytest.raises(Unwritten, match="left over"):
+        write_certificate(rule, differentiable=False)
+    false = {"rule": rule.name, "gradients": False, "cases": [{"sample": {"n": 2}, "pairs": []}] * 4}
+    with pytest.raises(Refused, match="incomplete"):
+        check_certificate(rule, false)
+    with pytest.raises(Refused, match="no case"):
+        check_certificate(rule, {**false, "cases": [{"sample": {}, "pairs": []}] * 4})

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from unity_ir.rules.certificate import comparisons, laws, replay, scalars, terms
+from unity_ir.rules.certificate import comparisons, defined, laws, replay, scalars, terms
 from unity_ir.rules.certificate.defined import EXTREMES, require_defined
+from unity_ir.rules.certificate.replay import Given
 from unity_ir.rules.certificate.terms import (
     PARTIAL,
     Apply,
@@ -32,6 +33,7 @@ from unity_ir.rules.certificate.terms import (
     of_factor,
     scaled,
     substitute,
+    times,
 )
 from unity_ir.rules.certificate.write import said, said_constraint
 from unity_ir.rules.poly import Poly, number, symbol
@@ -97,6 +99,8 @@ class False_:
     form: Form
     steps: Steps
     facts: tuple[Constraint, ...] = ()
+    source: Form = ()
+    """What is a number."""
 
 
 EVERY = {
@@ -617,13 +621,20 @@ def of(
     )
 
 
+def extreme(reducer: str, *values: Form) -> Factor:
+    return Apply(reducer, tuple(Scope((), frozenset(), x) for x in values))
+
+
 y, v = total("", (), Y), total("", (), V)
+ZERO_Y = value("eq", y, ())
+OVER_TWICE = function("recip", scaled(value("abs", y), 2))
+N, TWO = of_factor(Number(n)), scaled(total("", ()), 2)
 over = value("recip", y)
 EVERY |= {
     "exclude, another": False_(
         laws,
         "_exclude",
-        'same_factors((Apply("eq", arguments),), (equal,), facts | mono.domain)',
+        "same_factors((Apply(function, (b, a)),), (equal,), facts | mono.domain)",
         "True",
         total("", (), function("gt", y, ()), function("eq", v, ())),
         [step("exclude", above=0, equal=1)],
@@ -652,13 +663,353 @@ EVERY |= {
         without(total("", (), function("exp", y), function("exp", v)), total("", ())),
         [step("inverse", factor=0, other=1), CANCEL],
     ),
-    "inverse, of 0": False_(
+    "value, captured": False_(
         laws,
-        "_inverse",
-        "and follows(Constraint(n - 1), here)",
+        "put",
+        "set(m.binders) & (mono.free | set(mono.binders))",
+        "False",
+        without(
+            total("", (), read("v", k), function("if", total("k", BOX, X))),
+            total("k", BOX, read("v", k), X),
+        ),
+        [step("scalar", factor=1, axiom="if"), CANCEL],
+    ),
+    "exclude, twice the same": False_(
+        laws,
+        "_exclude",
+        "(b, a)),), (equal,)",
+        "(a, b)),), (equal,)",
+        total("", (), function("gt", y, v), function("gt", y, v)),
+        [step("exclude", above=0, equal=1)],
+    ),
+    "vanish, at least 0": False_(
+        laws,
+        "_vanish",
+        '"eq", (x, y)',
+        '"ge", (x, y)',
+        total("", (), function("ge", y, ()), Y),
+        [step("vanish", factor=0)],
+    ),
+    "vanish, equal to another": False_(
+        laws,
+        "_vanish",
+        "if not (x.body and y.body)",
         "",
+        total("", (), function("eq", y, v), Y),
+        [step("vanish", factor=0)],
+    ),
+    "vanish, another": False_(
+        laws,
+        "_vanish",
+        "zero and not Counter(zero) - Counter(mono.factors)",
+        "True",
+        total("", (), function("eq", y, ()), V),
+        [step("vanish", factor=0)],
+    ),
+    "vanish, of a sum": False_(
+        terms,
+        "one_product",
+        "and not form[0].binders and not form[0].domain",
+        "",
+        total("", (), function("eq", total("k", BOX, V), ()), V),
+        [step("vanish", factor=0)],
+    ),
+    "vanish, times 0": False_(
+        terms,
+        "one_product",
+        "and form[0].coefficient != 0",
+        "",
+        total("", (), function("eq", (Mono(Fraction(0), (), frozenset(), (V,)),), ()), V),
+        [step("vanish", factor=0)],
+    ),
+    "square, over a multiple": False_(
+        laws,
+        "_square",
+        "one == 1 and not domain",
+        "True",
+        without(total("", (), OVER_TWICE, OVER_TWICE), value("recip", total("", (), Y, Y))),
+        [step("square", factor=1, other=0), CANCEL],
+    ),
+    "square, of a root": False_(
+        laws,
+        "_squared",
+        'if function == "abs"',
+        "if function",
+        without(total("", (), function("sqrt", y), function("sqrt", y)), total("", (), Y, Y)),
+        [step("square", factor=1, other=0), CANCEL],
+    ),
+    "quotient, of 0": False_(
+        defined,
+        "quotient",
+        "if not _holds(one) and next(found, None) is None:",
+        "if False:",
+        without(total("", (), Y, function("recip", y)), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+    ),
+    "quotient, of an integer that may be 0": False_(
+        defined,
+        "_above_zero",
+        "follows(Constraint(size - 1), facts)",
+        "follows(Constraint(size), facts)",
         without(total("", (), Number(n), function("recip", of_factor(Number(n)))), total("", ())),
-        [step("inverse", factor=0, other=1), CANCEL],
+        [step("quotient", factor=0, other=1), CANCEL],
+        (at_least(n),),
+    ),
+    "quotient, of another": False_(
+        defined,
+        "quotient",
+        'same_factors((Apply("", (Scope((), frozenset(), of_factor(x)),)),), (whole,), here)',
+        "True",
+        without(total("", (), Number(n), function("recip", v)), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+        (at_least(n, 1),),
+    ),
+    "quotient, over another's absolute value": False_(
+        defined,
+        "quotient",
+        "same_factors((absolute,), (whole,), here)",
+        "True",
+        without(total("", (), Number(n), function("recip", v)), without(value("gt", N, ()), value("gt", (), N))),
+        [step("quotient", factor=0, other=1), cancel(0, 2), CANCEL],
+        (at_least(n, 1),),
+    ),
+    "quotient, times": False_(
+        defined,
+        "quotient",
+        'or over.function != "recip"',
+        "",
+        without(total("", (), Number(n), function("exp", N)), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+        (at_least(n, 1),),
+    ),
+    "quotient, divided elsewhere": False_(
+        defined,
+        "quotient",
+        "and all(follows(c, here) for c in o.facts)",
+        "",
+        without(total("", (), Y, function("recip", y)), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+        source=total("", (at_least(n, 5),), function("recip", y)),
+    ),
+    "quotient, divided in another branch": False_(
+        defined,
+        "_covers",
+        "not all(any(same_factors((b,), (c,), facts) for c in target.branches) for b in source.branches)",
+        "False",
+        without(total("", (), Y, function("recip", y)), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+        source=total("", (), function("if", value("gt", v, ())), function("recip", y)),
+    ),
+    "quotient, another divided": False_(
+        defined,
+        "_covers",
+        "same_factors((other,), (one,), facts)",
+        "True",
+        without(total("", (), Y, function("recip", y)), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+        source=value("recip", v),
+    ),
+    "quotient, of a floor": False_(
+        defined,
+        "_nonzero",
+        '"sqrt" | "abs"',
+        '"sqrt" | "abs" | "floor"',
+        without(total("", (), function("floor", y), function("recip", value("floor", y))), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+        source=value("recip", y),
+    ),
+    "quotient, of a relu": False_(
+        defined,
+        "_nonzero",
+        '"recip" | "exp"',
+        '"recip" | "exp" | "relu"',
+        without(total("", (), function("relu", y), function("recip", value("relu", y))), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+    ),
+    "quotient, of a power": False_(
+        defined,
+        "_nonzero",
+        "if n > 0",
+        "if n > 2",
+        without(total("", (), function("pow", y, TWO), function("recip", value("pow", y, TWO))), total("", ())),
+        [step("quotient", factor=0, other=1), CANCEL],
+    ),
+    "product equals 1": of(
+        "product equals 0",
+        comparisons,
+        "_no_product",
+        "b or",
+        "",
+        value("eq", total("", (), Y, Y), total("", ())),
+        without(scaled(ZERO_Y, 2), times(ZERO_Y, ZERO_Y)),
+        (CANCEL, cancel(0, 1, 3), CANCEL),
+    ),
+    "relu equals 0": of(
+        "product equals 0",
+        comparisons,
+        "_no_product",
+        '== "exp"',
+        '== "relu"',
+        value("eq", value("relu", y), ()),
+        (),
+        (),
+    ),
+    "product of no number equals 0": of(
+        "product equals 0",
+        comparisons,
+        "_no_product",
+        "_numbers(a)",
+        "pass",
+        value("eq", total("", (), function("exp", y), function("recip", v)), ()),
+        value("eq", value("recip", v), ()),
+        (cancel(0, 1), cancel(0, 1)),
+    ),
+    "below 1": of(
+        "below 0", comparisons, "_never_below", "a or", "", value("gt", total("", ()), value("abs", y)), (), ()
+    ),
+    "below 0, negated": of(
+        "below 0",
+        terms,
+        "not_below_zero",
+        "m.coefficient >= 0 and",
+        "",
+        value("gt", (), scaled(value("abs", y), -1)),
+        (),
+        (),
+    ),
+    "below 0, odd": of(
+        "below 0", terms, "not_below_zero", "% 2 == 0", "% 2 == 1", value("gt", (), total("", (), Y, Y, Y)), (), ()
+    ),
+    "below 0, of tanh": of(
+        "below 0",
+        terms,
+        "_never_below_zero",
+        "function in NEVER_BELOW_ZERO",
+        "True",
+        value("gt", (), value("tanh", y)),
+        (),
+        (),
+    ),
+    "below 0, of an index": of(
+        "below 0", terms, "_never_below_zero", "holds(Constraint(poly))", "True", value("gt", (), N), (), ()
+    ),
+    "cast, narrower": of(
+        "cast of a small number", comparisons, "_small", "of.function not in WIDE or", "", value("as f16", N), N
+    ),
+    "cast, of a product": of(
+        "cast of a small number",
+        comparisons,
+        "_small",
+        "or any(len(m) > 1 or abs(c) > 1 for m, c in size.terms)",
+        "",
+        value("as f64", of_factor(Number(n * n))),
+        of_factor(Number(n * n)),
+    ),
+    "cast, of a number": of(
+        "cast of a small number", comparisons, "_small", "_conditions(x)", "pass", value("as f64", y), y
+    ),
+    "cast, of a guarded number": of(
+        "cast of a small number",
+        comparisons,
+        "_small",
+        "x[0] == Mono(Fraction(1), (), x[0].domain)",
+        "x[0].domain",
+        value("as f64", total("", (at_least(n, 1),), Y)),
+        total("", (at_least(n, 1),), Y),
+    ),
+    "no cast": of(
+        "cast of a small number",
+        comparisons,
+        "_small",
+        'not of.function.startswith(("as ", "wrapped "))',
+        "False",
+        value("tanh", total("", ())),
+        total("", ()),
+    ),
+    "absolute value of a number": of(
+        "absolute value", scalars, "_abs", "not_below_zero(x, holds)", "True", value("abs", y), y
+    ),
+    "absolute value of a negative": of(
+        "absolute value",
+        scalars,
+        "_abs",
+        "abs(mono.coefficient)",
+        "mono.coefficient",
+        value("abs", scaled(y, -2)),
+        scaled(value("abs", y), -2),
+    ),
+    "minimum by comparison": of(
+        "maximum by comparison",
+        scalars,
+        "_by_comparison",
+        'if of.function == "max" else (b, a)',
+        "",
+        total("", (), extreme("min", y, v)),
+        (*total("", (), function("gt", y, v), Y), *v, *scaled(total("", (), function("gt", y, v), V), -1)),
+        (cancel(0, 3), cancel(0, 2), CANCEL),
+    ),
+    "maximum without the larger": of(
+        "maximum without less",
+        scalars,
+        "_exceeded",
+        "not_below_zero(scaled(_difference(q.body, p.body), sign), holds)",
+        "True",
+        total("", (), extreme("max", y, v)),
+        total("", (), extreme("max", v)),
+    ),
+    "minimum without less": of(
+        "maximum without less",
+        scalars,
+        "_exceeded",
+        '"min": -1',
+        '"min": 1',
+        total("", (), extreme("min", (), value("abs", v))),
+        total("", (), extreme("min", value("abs", v))),
+    ),
+    "maximum without a minimum of others": of(
+        "maximum without less",
+        scalars,
+        "_exceeded",
+        "and q in parts",
+        "",
+        total("", (), extreme("max", total("", (), extreme("min", v, (*v, *v))), y)),
+        total("", (), extreme("max", y)),
+    ),
+    "maximum without a maximum": of(
+        "maximum without less",
+        scalars,
+        "_exceeded",
+        "function != of.function and",
+        "",
+        total("", (), extreme("max", total("", (), extreme("max", y, v)), y)),
+        total("", (), extreme("max", y)),
+    ),
+    "maximum without what may be alone": of(
+        "maximum without less",
+        scalars,
+        "_exceeded",
+        "if q.binders or q.domain:",
+        "if False:",
+        total("", (), Apply("max", (Scope((), frozenset(), y), Scope((), frozenset({at_least(n, 5)}), y)))),
+        total("", (), Apply("max", (Scope((), frozenset({at_least(n, 5)}), y),))),
+    ),
+    "maximum of products": of(
+        "maximum of minima",
+        scalars,
+        "_distributed",
+        '{function, of.function} == {"max", "min"} and',
+        "",
+        total("", (), extreme("max", total("", (), extreme("prod", y, v)), ())),
+        total("", (), extreme("prod", total("", (), extreme("max", y, ())), total("", (), extreme("max", v, ())))),
+    ),
+    "logarithm of a multiple of a root": of(
+        "logarithm of a root",
+        scalars,
+        "_log",
+        "if mono.coefficient == 1",
+        "",
+        value("log", scaled(value("sqrt", y), 2)),
+        scaled(value("log", y), Fraction(1, 2)),
     ),
     "no condition": of(
         "not",
@@ -843,7 +1194,7 @@ def mutant(of: False_, monkeypatch: pytest.MonkeyPatch) -> None:
     exec(compile(source.replace(of.condition, of.instead), "mutant", "exec"), namespace)
     new = namespace[of.function]
     setattr(of.module, of.function, old)
-    for module in (comparisons, laws, replay, scalars, terms):
+    for module in (comparisons, defined, laws, replay, scalars, terms):
         for name, value in list(vars(module).items()):
             if value is old:
                 monkeypatch.setattr(module, name, new)
@@ -855,7 +1206,8 @@ def mutant(of: False_, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def accepted(of: False_) -> bool:
     try:
-        replay._check(of.form, frozenset(of.facts), of.steps)
+        facts = frozenset(of.facts)
+        replay._check(of.form, facts, of.steps, Given(of.source, facts))
     except Refused:
         return False
     return True
@@ -871,10 +1223,11 @@ def test_a_false_equation_is_refused_for_its_condition_only(name: str, monkeypat
 def test_every_law_is_among_them():
     names = {step["law"] for of in EVERY.values() for step in of.steps}
     axioms = {step["axiom"] for of in EVERY.values() for step in of.steps if step["law"] == "scalar"}
-    assert names == {*laws.MONOMIALS, "cancel", "cases", "digits"}
+    assert names == {*laws.MONOMIALS, "quotient", "cancel", "cases", "digits"}
     # The others ask for nothing.
     free = {"sigmoid", "if", "if not", "rsqrt", "exponential of a sum", "reciprocal of a reciprocal"}
     free |= {"maximum of repeated values", "less", "at most", "at least", "unequal", "trichotomy", "and", "or"}
+    free |= {"absolute value by sign"}
     assert axioms | free == scalars.SCALARS.keys()
 
 
