@@ -106,7 +106,9 @@ def held_without_data(path: Path) -> Held:
 
     program.initial = lambda name, spec, seed: of_shape(spec)
     program._exchange = lambda ctx, messages, axes: program.Works([])
-    program.HostCopy._copy = lambda copy: None
+    if hasattr(program, "HostMemory"):
+        program.HostMemory.zeros = lambda memory, like: torch.empty(like.shape, dtype=like.dtype, device="meta")
+        program.HostCopy._copy = lambda copy: None
     dist.init_process_group("fake", rank=0, world_size=program.WORLD, store=FakeStore())
     try:
         ctx = program.build("fake")
@@ -125,7 +127,7 @@ def most_held(program: Any, ctx: Any, batch: Mapping[str, torch.Tensor]) -> Held
 
     def after(line: int, variables: Mapping[str, Any]) -> None:
         nonlocal between, inside, before
-        found = memories(program, {**variables, "": kept}, ctx.device)
+        found = memories(program, {**variables, "": kept})
         between = max(between, sum(found.values()))
         inside = max(inside, sum((before | found).values()))
         before = found
@@ -134,19 +136,18 @@ def most_held(program: Any, ctx: Any, batch: Mapping[str, torch.Tensor]) -> Held
     return between, inside
 
 
-def memories(program: Any, variables: Mapping[str, Any], device: torch.device) -> dict[int, int]:
+def memories(program: Any, variables: Mapping[str, Any]) -> dict[int, int]:
     """
-    Return the bytes of the memory of all tensors in variables that are on a device, each once, as the program's
-    `held_bytes` sums up; also of meta tensors, all of which lie at address 0, without those at the host.
+    Return the bytes of the memory of all tensors in variables, each once, as the program's `held_bytes` sums up; also
+    of meta tensors, all of which lie at address 0.
     """
     found: dict[int, int] = {}
     todo = list(variables.values())
     while todo:
         value = todo.pop()
         if isinstance(value, torch.Tensor):
-            if value.device.type == device.type:
-                memory = value.untyped_storage()
-                found[memory._cdata] = memory.nbytes()
+            memory = value.untyped_storage()
+            found[memory._cdata] = memory.nbytes()
         elif isinstance(value, program.Pending):
             todo += value.holds
         elif isinstance(value, dict):
