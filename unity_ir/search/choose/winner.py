@@ -324,7 +324,9 @@ class Chooser:
         """
         by_hand = self.ask_baselines(self.serial)
         tried = [] if fastest.interrupted else self._recomputed(fastest)
-        bounds = {id(found): self._bounded(found, plans) for found, plans in tried[:1] if plans}
+        # Of the graph without rewrites, whichever plan is chosen; one of another graph would delay that.
+        early = [each for each in tried[:1] if each[1] and each[0].of.rewritten == self.serial]
+        bounds = {id(found): self._bounded(found, plans) for found, plans in early}
         known, plans = by_hand(), _all_plans(tried)
         candidates = that_fit(known)
         if not plans and not candidates:
