@@ -100,7 +100,7 @@ def quotient(mono: Mono, here: Facts, said: Mapping[str, Any], source: Form, fac
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a function asks of a value, in order to be a number, where it is computed."""
+    """States what a function requires of its operand to be a number, and where the function is computed."""
 
     value: Apply
     """`not 0` or `not below 0` of a value, or else the function itself, which asks to be a number."""

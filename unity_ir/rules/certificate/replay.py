@@ -62,7 +62,7 @@ Certificate: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """What a case of a proof fixes."""
+    """Fixes the ranks, functions and element types for which one case of a proof holds."""
 
     ranks: Mapping[str, int]
     """The number of dims of each pack."""
@@ -118,7 +118,7 @@ def cases(rule: Substitution) -> Iterator[Case]:
 
 
 CHOICES = {"name": ACTIVATIONS, "dtype": DTYPES}
-"""What attribute parameters may stand for, by their kind, other than numbers."""
+"""The values that an attribute parameter may take, by its kind, where it is no number."""
 
 
 def check_certificate(rule: Substitution, certificate: Certificate) -> bool:

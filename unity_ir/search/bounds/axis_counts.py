@@ -395,7 +395,7 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
         for passed in (messages.forward, messages.backward):
             before, least = messages.bound, passed(limit)
             if messages.restarted and messages.problem.steps() > limits().pass_sums:
-                # Such are worth one pass only.
+                # From zero none so long would be made; a second one hardly raises the bound of settled messages.
                 return min(known, messages.bound)
             if known <= least * (1 + limits().proved) or (
                 known <= least * (1 + limits().near) and messages.problem.steps() > limits().cheap_sums

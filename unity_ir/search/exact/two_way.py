@@ -38,12 +38,12 @@ class _Groups:
     """
 
     numbers: Ints
-    """Of the groups of the first round."""
+    """The number of the group of each layout in the first round."""
     rounds: list[Ints]
 
     @staticmethod
     def of(numbers: Ints) -> _Groups:
-        """Return the groups, given the number of each layout's."""
+        """Return the groups, given the number of the group of each layout."""
         order = np.argsort(numbers, kind="stable")
         along = numbers[order]
         starts = np.flatnonzero(np.diff(along, prepend=-1))

@@ -37,8 +37,8 @@ def binary(site: CallSite, name: str, x: Operand, y: Operand, dtype: str | None 
 
 def _without_leading(x: Value, beside: Shape) -> Value:
     """
-    Return `x` reshaped to drop those leading dims of size 1 that broadcasting to the shape `beside` adds again: not one
-    that is there of size 1 as well, such as a batch of one sample.
+    Return `x` reshaped to drop its leading dims of size 1 where the shape `beside`, with which it is broadcast, has a
+    larger size. A dim that both have of size 1, such as a batch of one sample, stays.
     """
     shape = x.shape
     while shape and shape[0] == 1 and beside[len(beside) - len(shape)] != 1:
