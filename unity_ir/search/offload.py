@@ -6,7 +6,8 @@ short, and that costs less than recompute (ZeRO-Offload, Ren et al., 2021; vDNN,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
@@ -15,6 +16,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import OFFLOADS, Graph, Node, Value, rebuild, rewrite
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
+from unity_ir.search.choose.worker import ForkedWorker, is_large_machine
 from unity_ir.search.recompute.fit import bytes_needed, without_recompute
 from unity_ir.simulate.report import as_emitted
 
@@ -97,11 +99,15 @@ def least_seconds(
     if need(found) <= limit and not not_kept(found) and found.loss_pieces == plan.loss_pieces:
         return found
     others = _Others(found, plan, fitted, cheap, whole, machine, optimizer)
-    tried = [found]
-    if optimizer.states and found.offload == "none":
-        tried += others.with_state()
-    tried += others.with_values()
-    return fastest_that_fits(tried, need, others.seconds, limit)
+    first = others.evaluated(found)
+    with ForkedWorker(
+        lambda _: [*map(others.evaluated, others.with_values())], beside=is_large_machine(machine)
+    ) as worker:
+        with_values = worker.ask(None)
+        has_state = optimizer.states and found.offload == "none"
+        tried = [first, *(map(others.evaluated, others.with_state()) if has_state else ()), *with_values()]
+    known = {each.plan: each for each in tried}
+    return fastest_that_fits([*known], lambda plan: known[plan].needs, lambda plan: known[plan].seconds, limit)
 
 
 def fastest_that_fits(
@@ -115,6 +121,17 @@ def fastest_that_fits(
     if not fitting:
         return min(plans, key=need)
     return min(fitting, key=seconds) if len(fitting) > 1 else fitting[0]
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """A plan of one micro-batch, with what its step needs and takes."""
+
+    plan: Graph
+    needs: int
+    """Bytes on a device."""
+    seconds: float
+    """Simulated as emitted; infinite for a step that does not fit."""
 
 
 class _Others:
@@ -140,6 +157,11 @@ class _Others:
     def seconds(self, plan: Graph) -> float:
         """Return the simulated seconds of the step of a plan."""
         return as_emitted(self.whole(plan), self.machine, self.optimizer)[0]
+
+    def evaluated(self, plan: Graph) -> _Evaluated:
+        """Return a plan with the bytes that its step needs and, if it fits, its seconds."""
+        needs = self.need(plan)
+        return _Evaluated(plan, needs, self.seconds(plan) if needs <= self.limit else inf)
 
     def with_state(self) -> list[Graph]:
         """Return the plan with the optimizer's state at the host, and the recompute that it then needs."""

@@ -31,12 +31,14 @@ from unity_ir.plan.program import Compute, Program, ReshardMove, RowMove
 from unity_ir.plan.routes import with_routes
 from unity_ir.search import run, with_stages
 from unity_ir.search.baselines.recipe import Degrees, recipe
+from unity_ir.search.choose.winner import Chooser
 from unity_ir.search.exchange import exchanging_rows
 from unity_ir.search.layouts.exchanged import exchange_rows
 from unity_ir.search.memory.lagrangian import Refused
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.result import SearchResult
-from unity_ir.search.strategies.joint import Joint, JointOptions
+from unity_ir.search.strategies import joint
+from unity_ir.search.strategies.joint import JointOptions
 from unity_ir.simulate.report import as_emitted
 
 ADAMW = Optimizer("adamw")
@@ -270,7 +272,8 @@ def test_the_joint_search_takes_it_where_nothing_else_fits(monkeypatch: pytest.M
     def refused(*_: object) -> None:
         raise Refused("search: no plan fits")
 
-    monkeypatch.setattr(Joint, "_balanced", refused)
+    monkeypatch.setattr(joint, "joint_within", refused)
+    monkeypatch.setattr(Chooser, "_recomputed", lambda *_: [])
     found = run(serial, machine, "joint", ADAMW, {"imbalance": 1.5}, offload="none")
     assert found.graph.exchange_rows == 1.5
     assert as_emitted(found.graph, machine, ADAMW)[1] <= machine.device.usable

@@ -12,6 +12,7 @@ from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unity_ir.budget import Budget, within
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
@@ -341,3 +342,32 @@ def test_the_joint_search_knows_how_good_its_plan_is_on_a_large_machine():
     assert result.gap is not None
     assert 0 < result.bound <= result.cost.time
     assert result.gap < 0.5
+
+
+def test_an_expected_bound_is_the_same_and_passes_no_more_messages_of_few_layers(monkeypatch: pytest.MonkeyPatch):
+    graph, machine = from_text(TRANSFORMER), boxes(2, 4)
+    plan = cost(data_parallel(graph, machine), machine, SGD)
+    known = axis_counts.KnownPlan(graph, plan.time, plan.memory_bytes, 1e-10, again=True)
+    settled: list[int] = []
+    settle = Messages.settle
+
+    def counted(self: Messages, passes: int, least: float) -> None:
+        settled.append(len(self.problem.edges))
+        settle(self, passes, least)
+
+    monkeypatch.setattr(Messages, "settle", counted)
+
+    def bounded(*expected: axis_counts.ExpectedBound) -> tuple[float, float, int]:
+        """Return the bound, its work, and how often messages then settle."""
+        made = axis_counts.Bounds(machine, SGD)
+        with within(Budget()):
+            assert all(made(each) == (0.0, None) for each in expected)
+        settled.clear()
+        with within(budget := Budget()):
+            least = axis_counts.bound_within(known, made, machine.device.usable)
+        return least, budget.done, len(settled)
+
+    with limited(count_pairs=-1, near=0.0, merges=((3,), (0,)), direct_sums=0, rewritten_operators=10):
+        least, work, times = bounded()
+        assert (times, bounded(axis_counts.ExpectedBound(graph, 1e-10))) == (2, (least, work, 0))
+        assert bounded(axis_counts.ExpectedBound(graph, 2e-10)) == (least, work, 2), "another price"

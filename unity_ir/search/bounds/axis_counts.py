@@ -13,14 +13,14 @@ some dims merged (`search/layouts/space.py`, `merged_dims`): moves between merge
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from math import comb, prod
 from typing import Literal
 
 import numpy as np
 
-from unity_ir.budget import OutOfBudget, own_budget
+from unity_ir.budget import OutOfBudget, own_budget, spend, work_done
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import nodes_with_gradient
@@ -60,17 +60,38 @@ class KnownPlan:
     """
 
 
+@dataclass(frozen=True)
+class ExpectedBound:
+    """A bound, on the plans of a serial graph that fit, which will likely be asked for: `Bounds` prepares it."""
+
+    graph: Graph
+    price: float
+    """Seconds charged per byte."""
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """Messages that have settled on a shorter graph, and the work that it took."""
+
+    messages: Messages
+    work: float
+
+
 @dataclass
 class Bounds:
     """
     Computes lower bounds for graphs on one machine: called with a `KnownPlan`, returns a bound and maybe a faster plan.
 
-    Tables are shared between graphs; the bounds do not depend on the order of the graphs.
+    Tables are shared between graphs, and settled messages between a bound and what prepared it; the bounds do not
+    depend on the order of the graphs.
     """
 
     machine: Machine
     optimizer: Optimizer
     _solvers: dict[tuple[int, bool], Solver] = field(default_factory=dict[tuple[int, bool], Solver])
+    _settled: dict[tuple[Graph, Price, int, Messages | None], _Settled] = field(
+        default_factory=dict[tuple[Graph, Price, int, Messages | None], _Settled]
+    )
 
     def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
         """
@@ -112,13 +133,18 @@ class Bounds:
             yield
             two_way_cost(edge).ready()
 
-    def __call__(self, known: KnownPlan) -> tuple[float, Graph | None]:
+    def __call__(self, known: KnownPlan | ExpectedBound) -> tuple[float, Graph | None]:
         """
         Return `bound`; where memory is short, a bound on the plans that fit.
 
-        Where the budget of this ends, the kernels alone are the bound.
+        Where the budget of this ends, the kernels alone are the bound. Of an expected bound, what can be computed
+        before a plan is known is kept for later; returns (0, None).
         """
         least, plan = 0.0, None
+        if isinstance(known, ExpectedBound):
+            with suppress(OutOfBudget), own_budget():
+                _prepare(known.graph, self, Price(1.0, known.price, again=True))
+            return least, plan
         try:
             with own_budget():
                 if known.price > 0:
@@ -273,16 +299,11 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     best, short = 0.0, shorter(graph)
     coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
     of_short: Messages | None = None
-
-    @cache
-    def builder_of(merge: int) -> SharedFactorGraphBuilder:
-        return SharedFactorGraphBuilder(bounds.solver(merge).with_price(price), graph)
-
     kinds = limits().merges
-    start = len(kinds) - 2 if len(kinds) > 1 and _is_direct(builder_of(kinds[-2][0])) else 0
+    start = _first_kind(graph, bounds, price)
     for number, kind in enumerate(kinds[start:], start + 1):
         for merge in kind:
-            builder = builder_of(merge)
+            builder = _builder(graph, bounds, price, merge)
             problem = builder.problem()
             if coarse is not None:
                 left = refine_rows(coarse[0], coarse[1].problem.rows, builder)
@@ -294,7 +315,7 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
         else:
             break
         if short is not None:
-            of_short, messages = _from_shorter(short, of_short, builder, problem)
+            of_short, messages = _from_shorter(short, bounds, merge, of_short, builder, problem)
         else:
             messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
         best = max(best, _passed(messages, known, number < len(kinds)))
@@ -304,20 +325,63 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
 
 
+def _prepare(graph: Graph, bounds: Bounds, price: Price) -> None:
+    """Settle the messages of a shorter graph from which `_messages` will likely start those of a serial graph."""
+    short = shorter(graph)
+    if short is None or _kind(graph, bounds.machine) != "messages":
+        return
+    coarse: Messages | None = None
+    for merge, *_ in limits().merges[_first_kind(graph, bounds, price) :]:
+        _, coarse = _settled(short.graph, bounds, price, merge, coarse)
+
+
+def _first_kind(graph: Graph, bounds: Bounds, price: Price) -> int:
+    """Return the number of the coarsest kind of problem (`limits().merges`) that `_messages` begins with."""
+    last = len(limits().merges) - 2
+    return last if last >= 0 and _is_direct(_builder(graph, bounds, price, limits().merges[last][0])) else 0
+
+
+def _builder(graph: Graph, bounds: Bounds, price: Price, merge: int) -> SharedFactorGraphBuilder:
+    return SharedFactorGraphBuilder(bounds.solver(merge).with_price(price), graph)
+
+
 def _from_shorter(
-    short: Shorter, coarse: Messages | None, builder: SharedFactorGraphBuilder, problem: FactorGraph
+    short: Shorter,
+    bounds: Bounds,
+    merge: int,
+    coarse: Messages | None,
+    builder: SharedFactorGraphBuilder,
+    problem: FactorGraph,
 ) -> tuple[Messages, Messages]:
     """
     Return the messages of a graph with fewer equal layers, and those of the whole graph that start from them. The
     first start from `coarse`, those of the shorter graph on a coarser problem, and settle.
     """
-    few = SharedFactorGraphBuilder(builder.solver, short.graph)
-    of_few = few.problem()
-    settled = Messages(of_few) if coarse is None else refine_messages(coarse, of_few)
-    settled.settle(limits().short_passes, limits().slow_pass / 2)
+    few, settled = _settled(short.graph, bounds, builder.solver.price, merge, coarse)
     moved = builder.start().moved
     known = short.lengthened(few.start().now(settled), few.numbers, problem, builder.numbers, moved)
     return settled, Messages(problem, known.start(problem, moved))
+
+
+def _settled(
+    graph: Graph, bounds: Bounds, price: Price, merge: int, coarse: Messages | None
+) -> tuple[SharedFactorGraphBuilder, Messages]:
+    """
+    Return what built the problem of a short graph with so many dims merged, and its messages, which start from the
+    `coarse` ones and have settled. Those of the last graph and price are kept; they charge their work each time.
+    """
+    few, known = _builder(graph, bounds, price, merge), bounds._settled
+    key = graph, price, merge, coarse
+    if key in known:
+        spend(known[key].work)
+        return few, known[key].messages
+    if any(of[:2] != key[:2] for of in known):
+        known.clear()
+    before, problem = work_done(), few.problem()
+    messages = Messages(problem) if coarse is None else refine_messages(coarse, problem)
+    messages.settle(limits().short_passes, limits().slow_pass / 2)
+    known[key] = _Settled(messages, work_done() - before)
+    return few, messages
 
 
 def _is_direct(builder: SharedFactorGraphBuilder) -> bool:
@@ -394,8 +458,8 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
         rows, before = messages.rows, best
         for passed in (messages.forward, messages.backward):
             before, least = messages.bound, passed(limit)
-            if messages.restarted and messages.problem.steps() > limits().pass_sums:
-                # From zero none so long would be made; a second one hardly raises the bound of settled messages.
+            if messages.restarted and messages.problem.steps() > limits().long_sums:
+                # Another pass hardly raises the bound of settled messages.
                 return min(known, messages.bound)
             if known <= least * (1 + limits().proved) or (
                 known <= least * (1 + limits().near) and messages.problem.steps() > limits().cheap_sums

@@ -19,9 +19,11 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of
+from unity_ir.plan.routes import OF_ROWS
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.recipe import Degrees, expert_degrees, recipe
+from unity_ir.search.layouts.exchanged import exchange_rows
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.fit import with_recompute_and_pieces
@@ -44,8 +46,8 @@ BY_HAND: Mapping[str, ByHand] = {
 
 USUAL = ("data-parallel", "fsdp", "expert", "tofu")
 """
-The baselines that every search is compared with; where FSDP does not fit, with ZeRO-3, too, and for mixtures whose
-experts exchange tokens, with expert parallelism of every degree (`exchanges`).
+The baselines that every search is compared with; where FSDP does not fit, with ZeRO-3, too, and for mixtures with
+expert parallelism of every degree that exchanges tokens (`exchanges`) or their rows (`Baselines._exchanging_rows`).
 """
 
 QUICK = ("data-parallel", "fsdp")
@@ -183,7 +185,7 @@ class Baselines:
         if any(c.name == "fsdp" and not c.fits for c in found):
             # With recompute, FSDP may gather weights again, too.
             found += self._candidates(graph, {"zero3": BY_HAND["zero3"]}, recompute=False)
-        return found
+        return [*found, *self._exchanging_rows(graph)]
 
     def _candidates(self, graph: Graph, strategies: Mapping[str, ByHand], recompute: bool = True) -> list[Candidate]:
         candidates: list[Candidate] = []
@@ -194,6 +196,29 @@ class Baselines:
                     candidates += self._recomputed(name, plan)
         return candidates
 
+    def _exchanging_rows(self, graph: Graph) -> list[Candidate]:
+        """
+        Return plans of expert parallelism that exchange rows, in searches for such plans: of each degree, the greatest
+        first, with ZeRO-2, and unless that fits as it is also with ZeRO-3, each with recompute where it does not fit
+        without. Those that need recompute, but take as many seconds without it as one before with what it needs, are
+        left out.
+        """
+        degrees = expert_degrees(graph, self.machine, OF_ROWS) if exchange_rows() else []
+        candidates: list[Candidate] = []
+        with own_budget(), suppress(OutOfBudget, UnityError):  # such as a batch that is not divisible
+            for ep in reversed(degrees):
+                for zero in (2, 3):
+                    spend(limits().work_candidate * len(graph.nodes()))
+                    made = recipe(graph, self.machine, Degrees(zero=zero, ep=ep))
+                    made = replace(made, exchange_rows=exchange_rows())
+                    plan, name = (made, self._cost(made)), f"degrees,zero={zero},ep={ep},exchange=true"
+                    candidates.append(candidate(name, plan, self.optimizer))
+                    if candidates[-1].fits:
+                        break
+                    if as_emitted(made, self.machine, self.optimizer)[0] < min(c.emitted for c in candidates):
+                        candidates += self._recomputed(name, plan)
+        return candidates
+
     def _recomputed(self, name: str, plan: PricedPlan) -> list[Candidate]:
         """Return a baseline that does not fit with as little recompute as makes it fit, or with the least peak."""
         graph = with_recompute_and_pieces(
@@ -201,8 +226,11 @@ class Baselines:
         )
         if graph == plan[0]:
             return []
-        recomputing = graph, cost(graph, self.machine, self.optimizer)
+        recomputing = graph, self._cost(graph)
         return [replace(candidate(f"{name} with recompute", recomputing, self.optimizer), beyond_bounds=True)]
+
+    def _cost(self, plan: Graph) -> PlanCost:
+        return cost(plan, self.machine, self.optimizer)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from unity_ir.pcg.graph import Graph, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout
-from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, faster_with_bound
+from unity_ir.search.bounds.axis_counts import Bounds, ExpectedBound, KnownPlan, faster_with_bound
 from unity_ir.search.choose.candidates import (
     Baselines,
     Candidate,
@@ -32,7 +32,7 @@ from unity_ir.search.choose.candidates import (
 )
 from unity_ir.search.choose.parallel_branches import place_branches
 from unity_ir.search.choose.parallel_siblings import place_siblings
-from unity_ir.search.choose.worker import ForkedWorker
+from unity_ir.search.choose.worker import ForkedWorker, is_large_machine
 from unity_ir.search.exact.plan_graph import placed, realise
 from unity_ir.search.joint.best_first import JointPlan, joint
 from unity_ir.search.layouts.limits import limits
@@ -40,7 +40,7 @@ from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.operator_table import cache_kernel_templates
 from unity_ir.search.memory.lagrangian import Refused
 from unity_ir.search.recompute.fit import with_recompute_and_pieces
-from unity_ir.search.recompute.priced import LayoutsWithRecompute, layouts_with_recompute
+from unity_ir.search.recompute.priced import LayoutsWithRecompute, layouts_with_recompute, price_where_short
 from unity_ir.search.result import SearchResult
 
 STARTS = ("data-parallel", "expert")
@@ -89,7 +89,7 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
     are computed when asked for.
     """
     bounds, baselines = Bounds(machine, optimizer), Baselines(machine, optimizer)
-    large = _is_large(machine)
+    large = is_large_machine(machine)
     with ExitStack() as stack:
         by_hand = stack.enter_context(ForkedWorker(baselines, beside=large))
         unrewritten = by_hand.ask((serial, True)) if strategy == "joint" else None
@@ -98,11 +98,6 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
             cache_kernel_templates(serial)
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
         yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, unrewritten)
-
-
-def _is_large(machine: Machine) -> bool:
-    """Return whether searches for a machine take long enough to use further processes."""
-    return len(machine.mesh.sizes) > limits().exact_axes
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ class Chooser:
     emitted: SimulatedPlans
     by_hand: ForkedWorker[tuple[Graph, bool], list[Candidate]]
     """Makes the baselines of a serial graph."""
-    bounding: ForkedWorker[KnownPlan, tuple[float, Graph | None]]
+    bounding: ForkedWorker[KnownPlan | ExpectedBound, tuple[float, Graph | None]]
     """Computes a lower bound, given a plan, and maybe a faster plan."""
     unrewritten_baselines: Callable[[], list[Candidate]] | None
     """Returns the baselines of the graph without rewrites."""
@@ -152,6 +147,9 @@ class Chooser:
         _, priced = self._priced(fastest.graph)
         if priced.memory_bytes > self.machine.device.usable:
             self.ask_baselines(self.serial)
+            if not fastest.interrupted and is_large_machine(self.machine):
+                price = price_where_short(fastest, self.serial, self.emitted.optimizer)
+                self.bounding.ask(ExpectedBound(self.serial, price))
             return
         if fastest.bound is None:
             self._ask_bound(fastest, priced)
@@ -170,7 +168,7 @@ class Chooser:
         alternative: a baseline, a plan on parts of the machine, or a plan of another rewrite. If Ctrl-C or the budget
         ends the comparison, the result is the best so far, marked as interrupted.
         """
-        with ForkedWorker(partial(self._unrewritten, found), beside=_is_large(self.machine)) as worker:
+        with ForkedWorker(partial(self._unrewritten, found), beside=is_large_machine(self.machine)) as worker:
             asked: list[Callable[[], list[Candidate]]] = []
             result = self._choose(found, lambda shares: asked.append(worker.ask(shares))).or_interrupted()
             try:
@@ -403,7 +401,9 @@ class Chooser:
         proved = own if found.bound is not None else self._least_sum(own, candidates)
         first = self.emitted.fastest([proved, *plans], candidates)
         starts = [c.graph for c in candidates if is_small and c.name in STARTS and c.graph != first[0]]
-        with ForkedWorker(partial(self._branches_of, found), beside=_is_large(self.machine) and bool(starts)) as worker:
+        with ForkedWorker(
+            partial(self._branches_of, found), beside=is_large_machine(self.machine) and bool(starts)
+        ) as worker:
             branches = worker.ask(starts)
             best = self.emitted.fastest([self._on_parts(first, found)], branches())
 
@@ -451,7 +451,7 @@ class Chooser:
             made = place_branches(*on, (rests, relays))
             return None if made is None else made[0]
 
-        with ForkedWorker(on_branches, beside=_is_large(self.machine)) as worker:
+        with ForkedWorker(on_branches, beside=is_large_machine(self.machine)) as worker:
             answer = worker.ask(None)
             siblings, branches = place_siblings(*on), answer()
         others = siblings, None if branches is None else self._priced(branches)

@@ -24,9 +24,16 @@ from types import FrameType, TracebackType
 from typing import Generic, Self, TypeVar
 
 from unity_ir.budget import spend, work_done
+from unity_ir.machine.model import Machine
+from unity_ir.search.layouts.limits import limits
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+
+
+def is_large_machine(machine: Machine) -> bool:
+    """Return whether searches for a machine take long enough to use further processes."""
+    return len(machine.mesh.sizes) > limits().exact_axes
 
 
 @dataclass(frozen=True)

@@ -103,6 +103,23 @@ class LayoutsWithRecompute:
         return max(least, without_free_moves(again, graph, machine))
 
 
+def price_where_short(found: JointPlan, source: Graph, optimizer: Optimizer) -> float:
+    """
+    Return the price of a byte, in seconds per byte, at which `layouts_with_recompute` searches: that of the plan of
+    `source`, or of `found` itself where its search did not rewrite (`price_of_memory`).
+    """
+    first = _of_both_graphs(found, source)[0]
+    return price_of_memory(first.graph, found.solver.spaces.machine, optimizer)
+
+
+def _of_both_graphs(found: JointPlan, source: Graph) -> list[JointPlan]:
+    """Return the fastest plan of `source` without a limit of memory, if `found` is of another graph, and `found`."""
+    if not found.derivation or found.source is None:
+        return [found]
+    before = realise(source, found.source, found.solver)
+    return [replace(found, graph=before, rewritten=source, plan=found.source, bound=None, derivation=()), found]
+
+
 def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer) -> Iterator[LayoutsWithRecompute]:
     """
     Yield the best layouts where memory is short, for up to two graphs: that of `found`, the fastest plan without a
@@ -110,10 +127,7 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
     graph that costs less at the price of a byte comes first. If the plan of `source` fits as it is, yield only the
     layouts of `found`, at price 0.
     """
-    solver, alike = found.solver, [found]
-    if found.derivation and found.source is not None:
-        before = realise(source, found.source, solver)
-        alike = [replace(found, graph=before, rewritten=source, plan=found.source, bound=None, derivation=()), found]
+    solver, alike = found.solver, _of_both_graphs(found, source)
     price = price_of_memory(alike[0].graph, solver.spaces.machine, optimizer)
     if not price:
         yield LayoutsWithRecompute(found, 0.0, found.plan.seconds, (found.graph,))

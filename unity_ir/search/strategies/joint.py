@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,13 +18,7 @@ from unity_ir.rules.derivation import stripe_step
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.choose.winner import choosing
-from unity_ir.search.exchange import (
-    check_imbalance,
-    exchanging_rows,
-    faster_gathering,
-    most_rows,
-    only_exchanged,
-)
+from unity_ir.search.exchange import check_imbalance, exchanging_rows, faster_gathering, most_rows
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import rewritten_alone, sequential
 from unity_ir.search.layouts.exchanged import exchanging
@@ -74,34 +69,26 @@ class Joint:
         callback. Where it divides causal attention along the sequence, plans of the graph in striped order, in which
         all pieces have about as many scores, are searched, too, unless `options.stripes` is false; and in the plan
         found, keys and values go around a ring if that is faster, unless `options.ring` is false. Where experts have no
-        capacity, plans that exchange their rows are compared with it (`search.exchange`), unless `options.exchange` is
-        false; where no other plan fits, the fastest of these that does is returned.
+        capacity, plans may exchange their rows (`search.exchange`), unless `options.exchange` is false.
 
-        Raises `Refused`, a `UnityError`, where none of them and no baseline fits, and `KeyboardInterrupt` where it is
-        ended before it has a plan that fits; `UnityError` for an imbalance below 1.
+        Raises `Refused`, a `UnityError`, where neither a plan found nor a baseline fits, and `KeyboardInterrupt` where
+        it is ended before it has a plan that fits; `UnityError` for an imbalance below 1.
         """
         check_imbalance(options.imbalance)
         rows = most_rows(graph, machine, options.exchange, options.imbalance)
         is_small = sum(node.is_compute for node in graph.nodes()) <= limits().rival_operators
+        with exchanging(rows):
+            result = self._balanced(graph, machine, options, context)
         try:
-            with exchanging(rows):
-                result = self._balanced(graph, machine, options, context)
             if rows and is_small and not result.interrupted:
                 # Sums do not tell which of the two is overlapped more.
-                gathering = self._balanced(graph, machine, options, context)
-                result = faster_gathering(result, gathering, machine, context.optimizer)
-        except Refused:
-            found = None
-            if options.exchange:
-                found = only_exchanged(self.name, graph, machine, context.optimizer, options.imbalance)
-            if found is None:
-                raise
-            return found
-        try:
+                with suppress(Refused):
+                    gathering = self._balanced(graph, machine, options, context)
+                    result = faster_gathering(result, gathering, machine, context.optimizer)
             if options.ring and not result.interrupted:
                 result = _around_rings(result, machine, context.optimizer)
             if options.exchange and not result.interrupted:
-                result = exchanging_rows(result, machine, context.optimizer, options.imbalance, graph)
+                result = exchanging_rows(result, machine, context.optimizer, options.imbalance)
         except KeyboardInterrupt:
             return replace(result, interrupted=True)
         return result
