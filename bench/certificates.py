@@ -18,7 +18,7 @@ import platform
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -45,7 +45,7 @@ REASON = 300
 """Characters of a reason that are kept."""
 
 
-def proved(of: list[Substitution]) -> Proved:
+def proved(of: Iterable[Substitution]) -> Proved:
     for rule in of:
         proof = proof_of(rule)
         if proof.forward:

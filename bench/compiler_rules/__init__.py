@@ -7,6 +7,7 @@ passes (`inductor.pcg`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from unity_ir.rules.parse import parse_rules
@@ -44,7 +45,8 @@ VERDICTS: Mapping[str, str] = {
 """The verdict on each rule that is not `proved`, by its name."""
 
 
-def rules(collection: str) -> list[Substitution]:
+@cache
+def rules(collection: str) -> tuple[Substitution, ...]:
     """Read the rules of a collection, one of `COLLECTIONS`."""
     path = Path(__file__).with_name(f"{collection}.pcg")
-    return list(parse_rules(path.read_text(encoding="utf-8"), path.name))
+    return parse_rules(path.read_text(encoding="utf-8"), path.name)

@@ -87,20 +87,24 @@ class Memory:
         return tensor
 
     def check(self, pointers: Any, mask: Any) -> None:
+        width = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        if self.is_inside(pointers.data, width):
+            return
         addresses = np.atleast_1d(pointers.data)[
             # With conditions on Python's numbers, such as the interpreter's loops have, masks are integers.
             np.broadcast_to(np.atleast_1d(mask.data).astype(bool), np.shape(pointers.data) or 1)
         ]
-        width = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
-        if not addresses.size:
-            return
-        first, last = int(addresses.min()), int(addresses.max()) + width
-        if any(low <= first and last <= high for low, high in self.ranges):
+        if not addresses.size or self.is_inside(addresses, width):
             return
         inside = np.zeros(addresses.shape, dtype=bool)
         for low, high in self.ranges:
             inside |= (addresses >= low) & (addresses + width <= high)
         assert inside.all(), "out of bounds"
+
+    def is_inside(self, addresses: Any, width: int) -> bool:
+        """Whether all, with the bytes of an element each, are in one of the tensors."""
+        first, last = int(addresses.min()), int(addresses.max()) + width
+        return any(low <= first and last <= high for low, high in self.ranges)
 
 
 def checked(access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:

@@ -77,6 +77,7 @@ def quicken() -> None:
     assert not made.interpreter_builder.options.debug
     made.interpreter_builder.options = replace(made.interpreter_builder.options, sanitize_overflow=False)
     _remember_shapes()
+    _remember_operands()
 
 
 def _interpreted(member: Any, semantic: Any) -> Any:
@@ -123,6 +124,57 @@ def _remember_shapes() -> None:
 
     block_type.__init__, tensor.__init__ = remembered_shape, remembered_constants
     semantics.broadcast_impl_value = broadcast_others
+
+
+def _remember_operands() -> None:
+    """
+    Let operators of two operands remember to which types each pair of types goes, and leave it to numpy to repeat one
+    of them along the other: no operator's result keeps an operand that is not repeated.
+    """
+    tensor, semantics = core.tensor, semantic.TritonSemantic
+    check, unwrap = semantics.binary_op_type_checking_impl, core._unwrap_if_constexpr
+    valid, handle = interpreter._validate_np_data_size, interpreter.TensorHandle
+    builder: Any = interpreter.InterpreterBuilder
+    plans = dict[Any, Any]()
+    numbers = {int, float, bool}
+    plain = {tensor, *numbers, type(None)}
+
+    def checked_operands(self: Any, lhs: Any, rhs: Any, *rest: bool) -> tuple[Any, Any]:
+        operands = lhs, rhs
+        if any(type(x) is not tensor and type(x) not in numbers for x in operands):
+            return check(self, lhs, rhs, *rest)
+        key = (*(x.type.name if type(x) is tensor else (type(x), x) for x in operands), rest)
+        if key not in plans:
+            plans[key] = [
+                (f.type, None if type(x) is tensor else tensor(self.scalar_constant(x, f.dtype).handle, f.type))
+                for f, x in zip(check(self, lhs, rhs, *rest), operands, strict=True)
+            ]
+        (one, number), (other, constant) = plans[key]
+        return (
+            seen_as(self, lhs, one) if number is None else number,
+            seen_as(self, rhs, other) if constant is None else constant,
+        )
+
+    def seen_as(self: Any, x: Any, kind: Any) -> Any:
+        """An operand as it goes in: cast, and of the type that it has once it is repeated."""
+        if x.dtype.name != kind.scalar.name:
+            x = self.cast(x, kind.scalar)
+        return x if x.type.name == kind.name else tensor(x.handle, kind)
+
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        output, kind = op(lhs.data, rhs.data), lhs.dtype.scalar
+        if output.itemsize > lhs.data.itemsize and not valid(output, kind):
+            output = output.astype(interpreter._get_np_dtype(kind))
+        # As it is made, but for a second look at the elements' size.
+        made = object.__new__(handle)
+        made.data, made.dtype, made.attr = output, kind, {}
+        return made
+
+    def unwrapped(x: Any) -> Any:
+        return x if type(x) in plain else unwrap(x)
+
+    semantics.binary_op_type_checking_impl, builder.binary_op = checked_operands, binary_op
+    core._unwrap_if_constexpr = unwrapped
 
 
 def _reduce(self: Any, input: Any) -> list[Any]:

@@ -162,12 +162,24 @@ def addition_seconds(
     longer, reading = np.zeros((2, len(degrees)))
     known = form.is_exact(degrees)
     if known.any():
-        product = max(list(kernel_counts(form, degrees[known]))[1:], key=lambda each: int(each.flops.sum()))
+        rows = degrees[known]
+        product = _product_of_one(form, tuple(rows[0].tolist())) if len(rows) == 1 else _product(form, rows)
         stored = replace(product, bytes=product.bytes + wider[known])
         both = replace(stored, bytes=stored.bytes + total[known])
         alone, first, second = (_seconds(each, device) for each in (product, stored, both))
         longer[known], reading[known] = first - alone, second - first
     return longer, reading
+
+
+def _product(form: Template, degrees: Ints) -> Counts:
+    """Return the work of the largest kernel of a backward."""
+    return max(list(kernel_counts(form, degrees))[1:], key=lambda each: int(each.flops.sum()))
+
+
+@lru_cache(maxsize=65536)
+def _product_of_one(form: Template, degrees: tuple[int, ...]) -> Counts:
+    # Plans are priced one by one, and most of the operators in each are those of others.
+    return _product(form, np.array([degrees], dtype=np.int64))
 
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:

@@ -297,7 +297,7 @@ def test_a_bound_with_orders_told_apart_ends_where_there_are_too_many():
             assert axis_counts.bound(graph, machine, SGD, plain * 1.2)[0] == pytest.approx(plain, rel=1e-5)
 
 
-TRANSFORMER = "llama3_8b,batch=8,layers=12,hidden=1024,heads=8,kv_heads=4,intermediate=2048,vocabulary=512,sequence=256"
+TRANSFORMER = "llama3_8b,batch=8,layers=8,hidden=1024,heads=8,kv_heads=4,intermediate=2048,vocabulary=512,sequence=256"
 
 
 @pytest.mark.parametrize("price", [0.0, 1e-10])

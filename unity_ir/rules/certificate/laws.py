@@ -77,6 +77,9 @@ Said: TypeAlias = Mapping[str, Any]
 TIMEOUT = 4000
 """Milliseconds a question may take; without an answer the step is refused."""
 
+FAST = 500
+"""Milliseconds for a first try with the solver that starts fastest."""
+
 EFFORT = ContextVar("EFFORT", default=0)
 """Units of work that Z3 may do for a question; 0 for any number. Who looks for steps gives up sooner."""
 
@@ -110,11 +113,15 @@ def _impossible(facts: Facts, effort: int) -> bool:
 
 
 def _unsatisfiable(conditions: Sequence[Any]) -> bool:
-    solver = z3.Solver()
-    solver.set("timeout", TIMEOUT)
-    solver.set("rlimit", EFFORT.get())
-    solver.add(*conditions)
-    return bool(solver.check() == z3.unsat)
+    # The simple solver starts fastest and answers most.
+    for make, milliseconds in ((z3.SimpleSolver, FAST), (z3.Solver, TIMEOUT)):
+        solver = make()
+        solver.set("timeout", milliseconds)
+        solver.set("rlimit", EFFORT.get())
+        solver.add(*conditions)
+        if (answer := solver.check()) != z3.unknown:
+            return bool(answer == z3.unsat)
+    return False
 
 
 def follows(claim: Constraint, facts: Facts) -> bool:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import count
 from typing import ClassVar, TypeAlias
 
-from unity_ir.rules.poly import Poly, lazy, number, symbol
+from unity_ir.rules.poly import ZERO, Poly, lazy, number, symbol
 
 _numbers = count()
 """Numbers of fresh symbols."""
@@ -49,6 +49,17 @@ def restart() -> None:
     _numbers = count()
 
 
+def _hashed(it: object, *fields: object) -> int:
+    """
+    Return the hash of an object's fields, which is computed once: they are nested deeply and in many sets. (A cached
+    property would take a lock.)
+    """
+    known: int | None = it.__dict__.get("_hash")
+    if known is None:
+        known = it.__dict__["_hash"] = hash(fields)
+    return known
+
+
 @dataclass(frozen=True)
 class Constraint:
     """A condition on integers: `poly >= 0`, or, if `equal`, `poly == 0`."""
@@ -57,11 +68,7 @@ class Constraint:
     equal: bool = False
 
     def __hash__(self) -> int:
-        # They are in many sets; a cached property would take a lock.
-        known: int | None = self.__dict__.get("_hash")
-        if known is None:
-            known = self.__dict__["_hash"] = hash((self.poly, self.equal))
-        return known
+        return _hashed(self, self.poly, self.equal)
 
     def substitute(self, values: Mapping[str, Poly]) -> Constraint:
         """
@@ -101,6 +108,9 @@ class Read:
     indices: tuple[Poly, ...]
 
     has_marks: ClassVar = False
+
+    def __hash__(self) -> int:
+        return _hashed(self, self.tensor, self.indices)
 
     @lazy
     def free(self) -> frozenset[str]:
@@ -142,6 +152,9 @@ class Apply:
     function: str
     arguments: tuple[Form, ...]
 
+    def __hash__(self) -> int:
+        return _hashed(self, self.function, self.arguments)
+
     @lazy
     def has_marks(self) -> bool:
         """
@@ -170,6 +183,9 @@ class Extreme:
 
     reducer: str
     parts: tuple[Quantified, ...]
+
+    def __hash__(self) -> int:
+        return _hashed(self, self.reducer, self.parts)
 
     @lazy
     def has_marks(self) -> bool:
@@ -203,6 +219,9 @@ class Quantified:
     domain: frozenset[Constraint]
     body: Form
 
+    def __hash__(self) -> int:
+        return _hashed(self, self.binders, self.domain, self.body)
+
     @lazy
     def free(self) -> frozenset[str]:
         """
@@ -233,6 +252,9 @@ class Mono:
     domain: frozenset[Constraint] = frozenset()
     factors: tuple[MonoFactor, ...] = ()
 
+    def __hash__(self) -> int:
+        return _hashed(self, self.coefficient, self.binders, self.domain, self.factors)
+
     @lazy
     def free(self) -> frozenset[str]:
         """
@@ -241,6 +263,13 @@ class Mono:
         """
         return _union([*[c.poly.symbols for c in self.domain], *[f.free for f in self.factors]]).difference(
             self.binders
+        )
+
+    @lazy
+    def is_monomial(self) -> bool:
+        """Whether this is a number times sizes and indices alone."""
+        return not (self.binders or self.domain) and all(
+            [isinstance(f, SymbolValue) and not f.symbol.startswith(REAL) for f in self.factors]
         )
 
     @lazy
@@ -275,14 +304,14 @@ def as_poly(form: Form) -> Poly | None:
     Convert a form (a sum of monomials) to the polynomial of the same value; return None if it is not an integer
     polynomial of sizes and indices.
     """
-    out = number(0)
+    # Most are not: that is seen before anything is made.
+    if not all([m.is_monomial and m.coefficient.denominator == 1 for m in form]):
+        return None
+    out = ZERO
     for m in form:
-        if m.binders or m.domain or m.coefficient.denominator != 1:
-            return None
         term = number(int(m.coefficient))
         for f in m.factors:
-            if not isinstance(f, SymbolValue) or f.symbol.startswith(REAL):
-                return None
+            assert isinstance(f, SymbolValue)
             term = term * symbol(f.symbol)
         out = out + term
     return out

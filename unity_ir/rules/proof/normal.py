@@ -79,7 +79,9 @@ def _normal(mono: Mono, facts: Facts) -> Form:
                 coefficient *= position
             continue
         # A function may turn out to be a product or a sum once its arguments are in normal form.
-        value = _factor(f, inner)
+        value = inner.normal_forms.get(f)
+        if value is None:
+            value = inner.normal_forms[f] = _factor(f, inner)
         if len(value) != 1 or value[0].binders:
             sums.append(value)
             continue
@@ -454,7 +456,7 @@ def _form_positions(form: Form, added: bool) -> list[Poly]:
     if not added:
         return [p for m in form for p in _mono_positions(m, added)]
     whole = lcm(*(m.coefficient.denominator for m in form))
-    alone = [as_poly(scaled((m,), whole)) for m in form]
+    alone = [as_poly(scaled((m,), whole)) if m.is_monomial else None for m in form]
     polynomial = [p for p in alone if p is not None]
     others = [p for m, own in zip(form, alone, strict=True) if own is None for p in _mono_positions(m, added)]
     return [sum(polynomial[1:], polynomial[0]), *others] if polynomial else others
@@ -472,6 +474,7 @@ def _fused(mono: Mono) -> Mono:
     if len(mono.binders) < 2:
         return mono
     sizes = {b: _size_of(mono, b, alone=False) for b in mono.binders}
+    in_factors: list[Poly] | None = None
     for i, m in sizes.items():
         if m is None:
             continue
@@ -480,8 +483,9 @@ def _fused(mono: Mono) -> Mono:
                 continue
             boxes = {*box(i, m), *box(s, d)}
             guards = [c for c in mono.domain if c not in boxes]
-            places = [p for f in mono.factors for p in _positions(f, added=True)] + [c.poly for c in guards]
-            places = [p for p in places if i in p.symbols or s in p.symbols]
+            if in_factors is None:
+                in_factors = [p for f in mono.factors for p in _positions(f, added=True)]
+            places = [p for p in (*in_factors, *(c.poly for c in guards)) if i in p.symbols or s in p.symbols]
             if not places or not all(_is_radix(p, s, i, m) for p in places):
                 continue
             k = fresh("k")

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from unity_ir.rules.poly import Poly
-from unity_ir.rules.proof.forms import Constraint
+from unity_ir.rules.proof.forms import Constraint, Form, MonoFactor
 from unity_ir.rules.proof.integers import contradictory, holds, solution
 
 z3: Any = import_module("z3")  # Its types are not known.
@@ -167,6 +167,8 @@ class Facts:
         self._answers = answers or Answers()
         self._near: dict[frozenset[str], frozenset[Constraint]] = {}
         self._more: dict[frozenset[Constraint], Facts] = {}
+        self.normal_forms: dict[MonoFactor, Form] = {}
+        """What `normal` made of factors where these facts hold."""
 
     @property
     def questions(self) -> int:

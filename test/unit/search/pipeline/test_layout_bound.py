@@ -103,6 +103,7 @@ def test_gradients_of_weights_wait_for_no_other_part():
     assert max(*work, split.of_layouts(p, m)) <= halves < whole.work_of_kernels(p, m)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("name", MACHINES)
