@@ -143,7 +143,8 @@ def _remember_operands() -> None:
         operands = lhs, rhs
         if any(type(x) is not tensor and type(x) not in numbers for x in operands):
             return check(self, lhs, rhs, *rest)
-        key = (*(x.type.name if type(x) is tensor else (type(x), x) for x in operands), rest)
+        # A text tells -0.0 from 0.0.
+        key = (*(x.type.name if type(x) is tensor else (type(x), repr(x)) for x in operands), rest)
         if key not in plans:
             plans[key] = [
                 (f.type, None if type(x) is tensor else tensor(self.scalar_constant(x, f.dtype).handle, f.type))
