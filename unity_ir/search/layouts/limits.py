@@ -112,6 +112,8 @@ class SearchLimits:
     """Sums of a message per unit of work: equal ones are added up once."""
     work_message: int = 20_000
     """Work charged for a message, on top of its sums (Python and numpy calls)."""
+    dense_pairs: int = 2**14
+    """Pairs of layouts made and needed up to which two-way costs are summed in one table."""
     cached_messages: int = 2**16
     """Numbers per block when two-way costs are summed, so that a block stays in the processor's cache."""
     recompute_chain: int = 8
