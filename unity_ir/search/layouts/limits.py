@@ -258,7 +258,7 @@ class SearchLimits:
     # search/run
     ended_passes: int = 3
     """TRW-S passes there and back for a bound where the budget has ended."""
-    collected_objects: int = 100_000
+    collected_objects: int = 300_000
     """Allocations between garbage collections during a search: graphs and tables live long and hold few cycles."""
     alternatives_shown: int = 24
     """Alternatives that `explain` lists."""
