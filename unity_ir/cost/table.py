@@ -103,10 +103,15 @@ class Counts:
     """The sizes, FLOPs and bytes of one kernel under many choices of degrees, a row each; see `cost.time.Kernel`."""
 
     kernel: _Kernel
-    sizes: Ints
-    """The kernel's sizes, [row, size]."""
+    columns: tuple[Ints, ...]
+    """Each of the kernel's sizes, [row]."""
     flops: Ints
     bytes: Ints
+
+    @property
+    def sizes(self) -> Ints:
+        """The kernel's sizes, [row, size]."""
+        return np.array(self.columns, dtype=np.int64).reshape(len(self.columns), len(self.flops)).T
 
 
 def seconds(
@@ -222,15 +227,44 @@ def kernel_counts(template: Template, degrees: Ints) -> Iterator[Counts]:
     `template` has the operator's kernels; each row of `degrees` [row, variable] is one configuration, the number of
     parts of each index variable. `Template.is_exact` must be true of all rows.
     """
+    pieces = _Pieces(degrees)
     for kernel in template.kernels:
-        yield _count(kernel, degrees)
+        yield _count(kernel, pieces)
 
 
-def _count(kernel: _Kernel, degrees: Ints) -> Counts:
-    extents = [_divide(size, by, degrees) for size, by in zip(kernel.extents, kernel.divided, strict=True)]
-    flops = np.zeros(len(degrees), dtype=np.int64)
+class _Pieces:
+    """The sizes of pieces at each row of `degrees` [row, variable], memoised: many dims have the same."""
+
+    def __init__(self, degrees: Ints):
+        self.count = len(degrees)
+        self._columns = np.ascontiguousarray(degrees.T)
+        self._known: dict[tuple[int, tuple[int, ...], int], Ints] = {}
+
+    def of(self, size: int, by: tuple[int, ...], halo: int = 0) -> Ints:
+        """
+        Return a size, [row], divided by the degrees of the variables `by`, their numbers, and with `halo` more where
+        any of these is above 1. It must not be changed.
+        """
+        key = size, by, halo
+        if key not in self._known:
+            self._known[key] = self._new(size, by, halo)
+        return self._known[key]
+
+    def _new(self, size: int, by: tuple[int, ...], halo: int) -> Ints:
+        if halo:
+            divided = np.any(self._columns[list(by)] > 1, axis=0)
+            return self.of(size, by) + divided * halo
+        out = np.full(self.count, size, dtype=np.int64)
+        for column in by:
+            out = out // self._columns[column]
+        return out
+
+
+def _count(kernel: _Kernel, pieces: _Pieces) -> Counts:
+    extents = [pieces.of(size, by) for size, by in zip(kernel.extents, kernel.divided, strict=True)]
+    flops = np.zeros(pieces.count, dtype=np.int64)
     for term in kernel.terms:
-        operations = np.full(len(degrees), term.each, dtype=np.int64)
+        operations = np.full(pieces.count, term.each, dtype=np.int64)
         for i in term.over:
             operations = operations * extents[i]
         for i in term.picked:
@@ -242,31 +276,16 @@ def _count(kernel: _Kernel, degrees: Ints) -> Counts:
         mask, row, column = kernel.mask
         flops = (flops * mask.part(extents[row], extents[column])).astype(np.int64)
     shapes: list[list[Ints]] = []
-    moved = np.zeros(len(degrees), dtype=np.int64)
+    moved = np.zeros(pieces.count, dtype=np.int64)
     for value in kernel.values:
-        shape = [
-            _divide(size, by, degrees) + _divides(by, degrees) * halo
-            for size, by, halo in zip(value.sizes, value.divided, value.halos, strict=True)
-        ]
-        elements = np.full(len(degrees), value.item, dtype=np.int64)
+        shape = [pieces.of(*dim) for dim in zip(value.sizes, value.divided, value.halos, strict=True)]
+        elements = np.full(pieces.count, value.item, dtype=np.int64)
         for size in shape:
             elements = elements * size
         shapes.append(shape)
         moved = moved + elements
-    sizes = [*(size for i in kernel.operands for size in shapes[i]), *extents]
-    columns = np.array(sizes, dtype=np.int64).reshape(len(sizes), len(degrees))
-    return Counts(kernel, columns.T, flops, moved)
-
-
-def _divide(size: int, by: tuple[int, ...], degrees: Ints) -> Ints:
-    out = np.full(len(degrees), size, dtype=np.int64)
-    for column in by:
-        out = out // degrees[:, column]
-    return out
-
-
-def _divides(by: tuple[int, ...], degrees: Ints) -> npt.NDArray[np.bool_]:
-    return np.any(degrees[:, by] > 1, axis=1)
+    columns = (*(size for i in kernel.operands for size in shapes[i]), *extents)
+    return Counts(kernel, columns, flops, moved)
 
 
 def _seconds(counts: Counts, device: Device) -> Floats:

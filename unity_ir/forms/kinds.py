@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unity_ir.forms.attention import scores_of
 from unity_ir.forms.rewrite import simplified
-from unity_ir.tdl.counts import contraction_flops
+from unity_ir.tdl.counts import has_contractions
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.gather import pick
 from unity_ir.tdl.syntax import Call, Expr, Opaque, Reduce, children
@@ -26,7 +26,7 @@ def kind(analysis: Analysis) -> str:
     a function without formula (top-k); else `copy` if it only moves elements, or `elementwise`.
     """
     roots = [r.expr for r in analysis.bound.results]
-    if contraction_flops(analysis.bound):
+    if has_contractions(analysis.bound):
         return "attention" if _has_softmax(roots) and scores_of(simplified(analysis.bound, {})) else "contraction"
     if any(pick(e) is not None for root in roots for e in _all(root)):
         return "gather"

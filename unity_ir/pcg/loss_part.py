@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import is_shard, result_role
-from unity_ir.tdl.counts import contraction_flops
+from unity_ir.tdl.counts import has_contractions
 from unity_ir.tdl.divisibility import Analysis
 
 
@@ -45,7 +45,7 @@ def head(graph: Graph) -> Node:
 
 def has_contraction(analysis: Analysis) -> bool:
     """Return whether the operator with this analysis is a contraction: a matrix product, a convolution or attention."""
-    return contraction_flops(analysis.bound) > 0
+    return has_contractions(analysis.bound)
 
 
 def piece_variable(analysis: Analysis, dims: Sequence[int | None]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
 from unity_ir.pcg.types import HALVES, divided_type, tensor_type
-from unity_ir.tdl.counts import contraction_flops
+from unity_ir.tdl.counts import has_contractions
 
 
 def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
@@ -89,7 +89,7 @@ def _losses(graph: Graph) -> set[Node]:
             after.add(node)
     users = graph.users()
     for node in reversed(graph.nodes()):
-        is_part = node in after and node.is_compute and not contraction_flops(node.analysis.bound)
+        is_part = node in after and node.is_compute and not has_contractions(node.analysis.bound)
         if is_part and all(user in found for v in node.results for user, _ in users.get(v, ())):
             found.add(node)
     return found

@@ -147,6 +147,12 @@ def contraction_flops(bound: Bound) -> int:
     return _contraction_flops(tuple(r.expr for r in bound.results), tuple(bound.extents.items()))
 
 
+def has_contractions(bound: Bound) -> bool:
+    """Return whether a bound line has contractions, as `contraction_flops` defines them."""
+    # That is so at any sizes: asked at size 1, lines of one form are looked at once.
+    return _contraction_flops(tuple(r.expr for r in bound.results), tuple((name, 1) for name in bound.extents)) > 0
+
+
 @lru_cache(maxsize=4096)
 def _contraction_flops(results: tuple[Expr, ...], items: tuple[tuple[str, int], ...]) -> int:
     extents = dict(items)

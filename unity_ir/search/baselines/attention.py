@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.search.baselines.operands import is_weight
-from unity_ir.tdl.counts import contraction_flops
+from unity_ir.tdl.counts import has_contractions
 
 
 def has_sequence(graph: Graph) -> bool:
@@ -27,7 +27,7 @@ def _is_product(node: Node) -> bool:
     """Return whether a node is a contraction of two activations, such as queries and keys."""
     if not node.is_compute or len(node.operands) < 2 or any(map(is_weight, node.operands)):
         return False
-    return contraction_flops(node.analysis.bound) > 0
+    return has_contractions(node.analysis.bound)
 
 
 def score_products(graph: Graph) -> set[Node]:

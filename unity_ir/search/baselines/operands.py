@@ -7,7 +7,7 @@ A weight counts as read through casts of it, and through splits of it into parts
 from __future__ import annotations
 
 from unity_ir.pcg.graph import Graph, Node, Value
-from unity_ir.tdl.counts import contraction_flops
+from unity_ir.tdl.counts import has_contractions
 
 
 def weight_of(value: Value) -> Node | None:
@@ -39,7 +39,7 @@ def weight_operand(node: Node) -> int | None:
     if table_operand(node) is not None:
         return None
     weights = [i for i, v in enumerate(node.operands) if is_weight(v) and len(v.type.shape) > 1]
-    multiplies = node.is_compute and contraction_flops(node.analysis.bound) > 0
+    multiplies = node.is_compute and has_contractions(node.analysis.bound)
     return weights[0] if len(weights) == 1 and multiplies else None
 
 

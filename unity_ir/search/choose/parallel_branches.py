@@ -126,14 +126,14 @@ def _pinned(
     Return the assignments with branches pinned on `axes` wherever that helps, and the number of proposals made, at most
     `left`.
     """
-    if not left:
+    if left < min(map(_moves, sites)):
         return assignments, 0
     simulation = Simulation(graph, machine, assignments, optimizer, axes=axes)
     parts = list(product(*(range(machine.mesh.sizes[a]) for a in axes)))
     used = 0
     in_vain: set[object] = set()
     for site in sites:
-        moves = 4 * sum(map(len, site))
+        moves = _moves(site)
         # Layers are alike: what was no faster in one will not be in the next, of the same operators, sharded alike.
         kind = tuple(tuple((n.op, n.attributes, n.types, simulation.assignment(n)) for n in branch) for branch in site)
         if used + moves > left or kind in in_vain:
@@ -161,6 +161,11 @@ def _pinned(
         for branch in site:
             _restore(simulation, branch, old)
     return simulation.assignments, used
+
+
+def _moves(site: Sequence[tuple[Node, ...]]) -> int:
+    """Return the proposals that trying the branches of a site takes at most."""
+    return 4 * sum(map(len, site))
 
 
 def _restore(simulation: Simulation, nodes: Iterable[Node], to: Mapping[Node, Assignment]) -> None:

@@ -91,11 +91,11 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
     bounds, baselines = Bounds(machine, optimizer), Baselines(machine, optimizer)
     large = is_large_machine(machine)
     with ExitStack() as stack:
+        if large:
+            # All processes need them, and forks inherit them.
+            cache_kernel_templates(serial)
         by_hand = stack.enter_context(ForkedWorker(baselines, beside=large))
         unrewritten = by_hand.ask((serial, True)) if strategy == "joint" else None
-        if large:
-            # Both processes need them, and the second fork inherits them.
-            cache_kernel_templates(serial)
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
         yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, unrewritten)
 

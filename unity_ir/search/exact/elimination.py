@@ -125,10 +125,10 @@ class Memo:
         `axes`, at least one, are projections of the same variable. The result also maps each of its classes to the
         class in each of `axes`.
         """
-        if len(axes) == 1:
-            key: tuple[int, ...] = (id(axes[0]),)
-            if key in self.joints:
-                return self.joints[key]
+        # Any order and number of the same axes is looked up by itself: sorting each time takes longer.
+        given = tuple(map(id, axes))
+        if given in self.joints:
+            return self.joints[given]
         distinct = {id(a): a for a in axes}
         key = tuple(sorted(distinct))
         if key not in self.joints:
@@ -143,6 +143,7 @@ class Memo:
                 _, first, at = np.unique(code, return_index=True, return_inverse=True)
                 made = _JointProjection(Projection(at.reshape(-1), len(first)), {p: p.at[first] for p in parts})
             self.joints[key] = made
+        self.joints[given] = self.joints[key]
         return self.joints[key]
 
     def token(self, table: Floats) -> int:

@@ -56,7 +56,13 @@ class Port:
         """
         Return the port restricted to some of the variable's rows, given as indices or as a mask, and to their layouts.
         """
-        return port(self.layouts[self.at[rows]])
+        at = self.at[rows]
+        left = np.zeros(len(self.layouts), dtype=bool)
+        left[at] = True
+        count = int(np.count_nonzero(left))
+        if count == len(left):
+            return Port(self.layouts, Projection(at, count))
+        return Port(self.layouts[left], Projection((np.cumsum(left) - 1)[at], count))
 
 
 def port(layouts: Ints) -> Port:
@@ -170,12 +176,12 @@ class DenseCost:
         The table is shared with this cost, rather than copied, while most of its entries are left: rows are dropped a
         few at a time.
         """
+        if len(made.layouts) == len(self.made.layouts) and len(needs.layouts) == len(self.needs.layouts):
+            return DenseCost(made, needs, self.table, self.at)
         at = np.searchsorted(self.made.layouts, made.layouts), np.searchsorted(self.needs.layouts, needs.layouts)
         if self.at is not None:
             at = self.at[0][at[0]], self.at[1][at[1]]
         entries = len(at[0]) * len(at[1])
-        if entries == self.table.size:
-            return DenseCost(made, needs, self.table)
         if entries > limits().copied_share * self.table.size:
             return DenseCost(made, needs, self.table, at)
         return DenseCost(made, needs, self.table[np.ix_(*at)])
@@ -395,7 +401,7 @@ class LazyRows(Protocol):
 
 
 def undominated(
-    seconds: Floats, ends: Sequence[tuple[Ints, LazyRows | Floats]], candidates: int = 256
+    seconds: Floats, ends: Sequence[tuple[Ints, LazyRows | Floats]], candidates: int = 64
 ) -> npt.NDArray[np.bool_]:
     """
     Return a mask [row], True for the rows (choices) of a variable that no other row dominates.
@@ -417,7 +423,7 @@ def undominated(
             break
         instead = np.repeat(seconds[some][:, None], len(left), axis=1)
         for at, apart in ends:
-            instead += np.array([apart[int(i)] for i in at[some]])[:, at[left]]
+            instead += np.take(np.array([apart[int(i)] for i in at[some]]), at[left], axis=1)
         alive[left[(instead < seconds[left] - 1e-15).any(axis=0)]] = False
         tried += len(some)
         start += len(some)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.budget import spend
-from unity_ir.search.exact.factor_graph import FactorGraph
+from unity_ir.search.exact.factor_graph import FactorGraph, Port
 from unity_ir.search.exact.two_way import GRAIN, ROUNDED
 from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.layouts.limits import limits
@@ -156,7 +156,14 @@ class Messages:
     def _keep(self, rows: Mapping[int, npt.NDArray[np.bool_]]) -> None:
         for number, old in self.problem.keep(rows).items():
             new = self.problem.edges[number]
-            self.there[number] = self.there[number][np.searchsorted(old.needs.layouts, new.needs.layouts)]
-            self.back[number] = self.back[number][np.searchsorted(old.made.layouts, new.made.layouts)]
+            self.there[number] = _among(self.there[number], old.needs, new.needs)
+            self.back[number] = _among(self.back[number], old.made, new.made)
         for variable, some in rows.items():
             self.slack[variable] = self.slack[variable][some]
+
+
+def _among(message: Floats, of: Port, left: Port) -> Floats:
+    """Return the message [layout] at those layouts of a port that another port has left."""
+    if len(left.layouts) == len(of.layouts):
+        return message
+    return message[np.searchsorted(of.layouts, left.layouts)]

@@ -5,7 +5,7 @@ A layout says where the value is, and where its gradient is; with REPEAT, one do
 over both are taken in two steps: first over the value's reshards from all layouts with the same gradient layout, then
 over the gradient's reshards. That needs distances between layouts without REPEAT only, some ten times fewer on large
 machines, and only between those in the ports. Sums are in float32 and rounded down, so that bounds computed from them
-hold.
+hold. Where few pairs of layouts are left, minima are over a table of these, in float64.
 """
 
 from __future__ import annotations
@@ -145,13 +145,19 @@ class TwoWayCost:
     space: LayoutSpace
     training: bool
     _seen: dict[tuple[bool, bytes], Floats] = field(default_factory=dict[tuple[bool, bytes], Floats])
+    _known: Floats | None = None
+    """The table `_dense`, if it was known when this was made."""
 
     def of(self, made: Port, needs: Port) -> TwoWayCost:
         """
         Return the cost restricted to fewer layouts at either end of the edge: those of the ports `made` and `needs`,
         which must be among those of this cost's own ports.
         """
-        return TwoWayCost(made, needs, self.space, self.training)
+        known: Floats | None = self.__dict__.get("_dense")
+        if known is not None:
+            rows = np.searchsorted(self.made.layouts, made.layouts)
+            known = known[np.ix_(rows, np.searchsorted(self.needs.layouts, needs.layouts))]
+        return TwoWayCost(made, needs, self.space, self.training, _known=known)
 
     def ready(self) -> None:
         """
@@ -193,6 +199,22 @@ class TwoWayCost:
         made, needs = self._ends
         return self.space.gradient.lower_bounds(needs.backs, made.backs)
 
+    @cached_property
+    def _dense(self) -> Floats | None:
+        """
+        The seconds [layout made, layout needed], where these are so few pairs that one table of them takes less than
+        minima in two steps; else None.
+        """
+        if self._known is not None or len(self.made.layouts) * len(self.needs.layouts) > limits().dense_pairs:
+            return self._known
+        seconds = np.zeros((len(self.made.layouts), len(self.needs.layouts)))
+        if self._nowhere < len(self.needs.layouts):
+            made, needs = self._ends
+            seconds[:, self._nowhere :] = self._out[np.ix_(made.there, needs.there)]
+            if self.training:
+                seconds[:, self._nowhere :] += self._home.T[np.ix_(made.back, needs.back)]
+        return seconds
+
     def there(self, of_made: Floats) -> Floats:
         """
         Return the min-sum message to the target, [layout needed]: min over layouts made of `of_made` + cost, rounded
@@ -212,6 +234,8 @@ class TwoWayCost:
         return self._kept(False, of_needs)
 
     def _kept(self, there: bool, given: Floats) -> Floats:
+        if self._dense is not None:
+            return (self._dense + given[:, None]).min(axis=0) if there else (self._dense + given).min(axis=1)
         if self._nowhere == len(self.needs.layouts):
             return np.full(len((self.needs if there else self.made).layouts), given.min())
         least = given.min()

@@ -112,6 +112,8 @@ class SearchLimits:
     """Sums of a message per unit of work: equal ones are added up once."""
     work_message: int = 20_000
     """Work charged for a message, on top of its sums (Python and numpy calls)."""
+    dense_pairs: int = 2**14
+    """Pairs of layouts made and needed up to which two-way costs are summed in one table."""
     cached_messages: int = 2**16
     """Numbers per block when two-way costs are summed, so that a block stays in the processor's cache."""
     recompute_chain: int = 8
@@ -256,7 +258,7 @@ class SearchLimits:
     # search/run
     ended_passes: int = 3
     """TRW-S passes there and back for a bound where the budget has ended."""
-    collected_objects: int = 100_000
+    collected_objects: int = 300_000
     """Allocations between garbage collections during a search: graphs and tables live long and hold few cycles."""
     alternatives_shown: int = 24
     """Alternatives that `explain` lists."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import comb, prod
 from typing import Any
 
@@ -42,6 +42,79 @@ def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
     return np.take(table[rows], columns, axis=1)
 
 
+@dataclass(frozen=True, eq=False)
+class _Layouts:
+    """
+    The layouts of a `LayoutSpace` and the moves between them, without their seconds: the same for all shapes that the
+    same degrees divide. `single` says of each dim whether it is one dim, or stands for several.
+    """
+
+    groups: tuple[AxisGroup, ...]
+    single: tuple[bool, ...]
+    counts: Counts
+    degrees: Ints
+    fits: npt.NDArray[np.bool_]
+    """Which of all choices of roles the layouts are."""
+
+    @cached_property
+    def numbers(self) -> Ints:
+        """The number of each layout by its `code`; -1 where there is none."""
+        roles = len(self.single) + 3
+        out = np.full(prod(comb(g.count + roles - 1, g.count) for g in self.groups), -1)
+        out[code(self.groups, self.counts)] = np.arange(len(self.counts))
+        return out
+
+    def find(self, counts: Counts) -> Ints:
+        """Return the numbers of layouts, as `LayoutSpace.find` does."""
+        return self.numbers[code(self.groups, counts)]
+
+    @cached_property
+    def duals(self) -> Ints:
+        """As `LayoutSpace.duals`."""
+        swapped = self.counts.copy()
+        c = len(self.single)
+        swapped[:, :, [c, c + 1]] = swapped[:, :, [c + 1, c]]
+        return self.find(swapped)
+
+    @cached_property
+    def without_repeat(self) -> Ints:
+        """The layouts without REPEAT, as representatives: moves between REPEAT and COPY are free."""
+        return np.flatnonzero(np.all(self.counts[:, :, -1] == 0, axis=1))
+
+    def _standing_for(self, counts: Counts) -> Ints:
+        number = np.full(len(self.counts), -1)
+        number[self.without_repeat] = np.arange(len(self.without_repeat))
+        counts[:, :, len(self.single)] += counts[:, :, -1]
+        counts[:, :, -1] = 0
+        return number[self.find(counts)]
+
+    @cached_property
+    def there(self) -> Ints:
+        """The index in `without_repeat` of each layout's representative."""
+        return self._standing_for(self.counts.copy())
+
+    @cached_property
+    def back(self) -> Ints:
+        """The index in `without_repeat` of the representative of each layout's dual."""
+        return self._standing_for(self.counts[self.duals].copy())
+
+    @cached_property
+    def moves(self) -> Moves:
+        """All moves between representatives."""
+        moves = all_moves(self.groups, self.single)
+        # Those of all layouts are between layouts without REPEAT, in the same order.
+        fits = self.fits[np.all(role_counts(self.groups, len(self.single) + 3)[:, :, -1] == 0, axis=1)]
+        return moves if fits.all() else moves.among(fits)
+
+
+@lru_cache(maxsize=64)
+def _layouts(groups: tuple[AxisGroup, ...], single: tuple[bool, ...], fitting: bytes) -> _Layouts:
+    """Return the layouts that are those choices of roles for which the mask `fitting` is True."""
+    fits = np.frombuffer(fitting, dtype=bool)
+    roles = len(single) + 3
+    return _Layouts(groups, single, role_counts(groups, roles)[fits], role_degrees(groups, roles)[fits], fits)
+
+
 class LayoutSpace:
     """
     All layouts that a value of one shape may have on a machine, numbered, and the seconds of moving between any two. A
@@ -76,15 +149,13 @@ class LayoutSpace:
         self.dtype = dtype
         self.item = ELEMENT_BYTES[dtype]
         self.roles = self.rank + 3
-        counts = role_counts(groups, self.roles)
         degrees = role_degrees(groups, self.roles)
         fits = np.all(np.array(shape, dtype=np.int64) % degrees[:, : self.rank] == 0, axis=1)
         if dtype in NOT_FLOATING:
             fits &= degrees[:, self.role(SUM)] == 1
-        self.counts: Counts = counts[fits]
-        self.degrees: Ints = degrees[fits]
-        self._number = np.full(prod(comb(g.count + self.roles - 1, g.count) for g in groups), -1)
-        self._number[code(self.groups, self.counts)] = np.arange(len(self.counts))
+        self._layouts = _layouts(groups, tuple(self.merged.count(d) == 1 for d in range(self.rank)), fits.tobytes())
+        self.counts: Counts = self._layouts.counts
+        self.degrees: Ints = self._layouts.degrees
 
     def role(self, role: int) -> int:
         """
@@ -102,7 +173,7 @@ class LayoutSpace:
         group have each role: [way]. The number is -1 for a way that is no layout of this space, as degrees do not
         divide the shape or integers would be in partial sums.
         """
-        return self._number[code(self.groups, counts)]
+        return self._layouts.find(counts)
 
     @cached_property
     def elements(self) -> Floats:
@@ -115,16 +186,13 @@ class LayoutSpace:
         """Bytes of a device's piece in each layout: [layout]."""
         return self.elements * self.item
 
-    @cached_property
+    @property
     def duals(self) -> Ints:
         """
         The number of each layout's dual (COPY and SUM swapped), which is the layout of the gradient: [layout]; -1 where
         integers would be in partial sums.
         """
-        swapped = self.counts.copy()
-        c, s = self.role(COPY), self.role(SUM)
-        swapped[:, :, [c, s]] = swapped[:, :, [s, c]]
-        return self.find(swapped)
+        return self._layouts.duals
 
     @cached_property
     def forward(self) -> Floats:
@@ -242,27 +310,17 @@ class LayoutSpace:
         there = self._there
         return (there[sources][:, None] != there[targets]) * self.bytes[targets]
 
-    @cached_property
+    @property
     def _without_repeat(self) -> Ints:
-        """The layouts without REPEAT, as representatives: moves between REPEAT and COPY are free."""
-        return np.flatnonzero(np.all(self.counts[:, :, self.role(REPEAT)] == 0, axis=1))
+        return self._layouts.without_repeat
 
-    def _standing_for(self, counts: Counts) -> Ints:
-        number = np.full(len(self), -1)
-        number[self._without_repeat] = np.arange(len(self._without_repeat))
-        counts[:, :, self.role(COPY)] += counts[:, :, self.role(REPEAT)]
-        counts[:, :, self.role(REPEAT)] = 0
-        return number[self.find(counts)]
-
-    @cached_property
+    @property
     def _there(self) -> Ints:
-        """The index in `_without_repeat` of each layout's representative."""
-        return self._standing_for(self.counts.copy())
+        return self._layouts.there
 
-    @cached_property
+    @property
     def _back(self) -> Ints:
-        """The index in `_without_repeat` of the representative of each layout's dual."""
-        return self._standing_for(self.counts[self.duals].copy())
+        return self._layouts.back
 
     @cached_property
     def _alike(self) -> tuple[list[int], Ints]:
@@ -371,15 +429,9 @@ class LayoutSpace:
             sources
         )
 
-    @cached_property
+    @property
     def _moves(self) -> Moves:
-        """All moves between representatives."""
-        moves = all_moves(self.groups, tuple(self.merged.count(d) == 1 for d in range(self.rank)))
-        every = moves.degrees
-        fits = np.all(np.array(self.shape, dtype=np.int64) % every[:, : self.rank] == 0, axis=1)
-        if self.dtype in NOT_FLOATING:
-            fits &= every[:, self.rank + 1] == 1
-        return moves if fits.all() else moves.among(fits)
+        return self._layouts.moves
 
     @cached_property
     def _move_seconds(self) -> Floats:

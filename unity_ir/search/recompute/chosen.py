@@ -25,7 +25,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.baselines.attention import score_products
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.recompute.min_cut import SavedValues, recomputed_at_price
-from unity_ir.tdl.counts import contraction_flops
+from unity_ir.tdl.counts import has_contractions
 
 Kind = Literal["none", "attention", "block", "all", "auto"]
 
@@ -321,4 +321,4 @@ def _products(serial: Graph) -> set[Node]:
     """Return the operators with FLOPs of contractions, but for the scores of a softmax that is an operator."""
     scores = score_products(serial)
     nodes = (n for n in serial.nodes() if n.is_compute)
-    return {n for n in nodes if n not in scores and contraction_flops(n.analysis.bound) > 0}
+    return {n for n in nodes if n not in scores and has_contractions(n.analysis.bound)}
