@@ -124,8 +124,11 @@ class _Replay:
         """The first task on each stream."""
         self.pending: dict[tuple[Register, int], int] = {}
         """The collective that makes a register, by device class, until it is waited for."""
-        self.started: dict[Register, Start] = {}
-        """The collectives that have started and are not waited for yet, by their first result."""
+        self.started: dict[Register, tuple[Start, Copies]] = {}
+        """
+        The collectives that have started and are not waited for yet, by their first result, with the copies of what
+        they receive.
+        """
         self.of_copy: dict[Register, Register] = {}
         """What copies between the device and its host read that are not waited for yet, by their result."""
         self.held_until: dict[Register, tuple[int, list[int]]] = {}
@@ -279,7 +282,8 @@ class _Replay:
             done = [self._on_compute(k, length, label) for group in groups for k in group]
             self._use((*operands, *results), done)
             return
-        packed = self._copy(self.plan.copies(start)[0], label, layout)
+        before, after = self.plan.copies(start)
+        packed = self._copy(before, label, layout)
         done = [self._collective(group, levels, length, label, results) for group in groups]
         if first.kind == "all_reduce":
             # It is done in place, on its result, into which operands that are still wanted were copied.
@@ -289,7 +293,7 @@ class _Replay:
             self._use(operands, [*packed, *done])
             self._use(results, done)
             self._hold(operands, packed)
-        self.started[results[0]] = start
+        self.started[results[0]] = start, after
 
     def _step(self, moves: Sequence[ReshardMove | HaloExchange]) -> Step:
         """Return the move that several are as one call."""
@@ -347,12 +351,13 @@ class _Replay:
                 self.copied.append((size, [*tasks, *done]))
             if register in self.of_copy:
                 self._use([self.of_copy.pop(register)], done)
-            if (start := self.started.pop(register, None)) is None:
+            if (started := self.started.pop(register, None)) is None:
                 continue
+            start, received = started
             moves = moves_of(start)
             if moves[0].kind != "all_reduce":
                 self._use([r for m in moves for r in reads(m)], done)
-            joined = self._copy(self.plan.copies(start)[1], label, self._layout(register))
+            joined = self._copy(received, label, self._layout(register))
             results = [m.result for m in moves]
             self._use(results, joined)
             self._hold(results, joined)
