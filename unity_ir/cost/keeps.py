@@ -32,6 +32,12 @@ def backward_reads(
     return tuple(v in read for v in node.operands), tuple(v in read for v in node.results)
 
 
+@lru_cache(maxsize=16)
+def keeps_of(graph: Graph) -> Keeps:
+    """Return the values that a forward graph keeps for its backward. Memoised."""
+    return Keeps(graph)
+
+
 class Keeps:
     """
     The values that a forward graph (serial or parallel) keeps for its backward: those that the backward reads, and the
@@ -55,9 +61,15 @@ class Keeps:
             read = (False,) * len(node.operands)
             if node in with_gradient:
                 needs = tuple(v.node in with_gradient for v in node.operands)
-                operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
-                read, made = backward_reads(node.op, operands, node.attributes, needs, repeats(node))
-                self.values |= {v for v, is_read in zip(node.results, made, strict=True) if is_read}
+                facts, key = node.form.facts, (backward_reads, needs)
+                found = facts.get(key)
+                if found is None:
+                    operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
+                    found = backward_reads(node.op, operands, node.attributes, needs, repeats(node))
+                    facts[key] = found
+                read, made = found
+                if True in made:
+                    self.values |= {v for v, is_read in zip(node.results, made, strict=True) if is_read}
             if node in again and not self.values.isdisjoint(node.results):
                 read = (True,) * len(node.operands)
             self._operands[node] = read

@@ -67,6 +67,15 @@ def kernel_seconds(program: Program, compute: Compute, device: Device, added: in
     return seconds(heaviest, device) + more / (device.memory_bandwidth * device.efficiency)
 
 
+def work_key(program: Program, compute: Compute) -> object:
+    """Return a key that is equal for operators, or fused groups, of a program whose kernels take the same seconds."""
+    if not isinstance(compute, Fused):
+        return program.number(compute)
+    sizes = program.bytes
+    moved = sum([sizes[r] for r in {*compute.operands, *compute.results}])
+    return moved, *[program.number(member) for member in compute.members]
+
+
 def kernel_of_line(program: Program, compute: Compute) -> Kernel:
     """
     Return the kernel of `compute`, an operator or fused group of a rank's program: its sizes, FLOPs and bytes on that

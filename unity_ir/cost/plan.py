@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 
 import numpy as np
 
 from unity_ir.cost.halos import halo_moves
-from unity_ir.cost.keeps import Keeps
+from unity_ir.cost.keeps import Keeps, keeps_of
 from unity_ir.cost.memory import cast_bytes, held, is_master_at_host
-from unity_ir.cost.routes import EXPERTS, exchanged_seconds, product_rows, row_counts
+from unity_ir.cost.routes import (
+    EXPERTS,
+    ExchangedSeconds,
+    ProductRows,
+    RowCounts,
+    exchanged_seconds,
+    product_rows,
+    row_counts,
+)
 from unity_ir.cost.time import Kernel, is_measured, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.device import COPIES, Device
@@ -37,7 +46,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.host_values import without_values_at_host
 from unity_ir.plan.lower import lower
-from unity_ir.plan.moves import plan_moves
+from unity_ir.plan.moves import MachineKey, plan_moves
 from unity_ir.plan.program import HaloExchange, ReshardMove
 from unity_ir.plan.rings import BACKWARD_OF, MOST_PIECES, SEQUENCE, can_stay_divided
 from unity_ir.plan.routes import OF_ROWS, is_elementwise, with_routes
@@ -222,7 +231,7 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
             found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
     with_gradient = frozenset[Node]() if graph.updates else nodes_with_gradient(graph)
     is_marked = not graph.updates and any(n.op == "recompute" for n in nodes)
-    again = Keeps(graph).moved_again if is_marked else set[Node]()
+    again = keeps_of(graph).moved_again if is_marked else set[Node]()
     reused = Counter((_root(value), target) for value, target in found if value.node.op == "reuse")
     of_stages = stage_axes_of(graph, machine.mesh)
     out = _halos(nodes, placement, with_gradient, bool(graph.updates))
@@ -284,19 +293,27 @@ def _halo_reduce_move(node: Node, placement: Placement) -> Move:
 
 def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> PlanCost:
     """
-    Return the cost of one iteration (training step) of a parallel graph on a machine.
+    Return the cost of one iteration (training step) of a parallel graph on a machine. Memoised.
 
     `optimizer` is used if the graph names none (None: SGD). Raises `UnityError` where the graph's degrees or views do
     not fit the machine.
     """
+    return _cost(graph, MachineKey(machine), optimizer)
+
+
+@lru_cache(maxsize=16)
+def _cost(graph: Graph, on: MachineKey, optimizer: Optimizer | None) -> PlanCost:
+    machine = on.machine
     placement = place(graph, machine.mesh)
     nodes = graph.nodes()
     explicit = bool(graph.updates)
     optimizer = optimizer_of_step(graph, optimizer)
     with_gradient = nodes_with_gradient(graph)
-    again = set[Node]() if explicit else not_kept(graph)
-    read = Keeps(graph).values if again else set[Value]()
+    again = frozenset[Node]() if explicit else not_kept(graph)
+    read = keeps_of(graph).values if again else set[Value]()
     operators: list[OperatorCost] = []
+    times: dict[int, tuple[float, float]] = {}
+    """The seconds of work, forward and backward, by the object that says what it is: nodes that are alike share it."""
     part = loss_part(graph)
     for node in nodes:
         if node.is_compute:
@@ -305,9 +322,9 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
             done = work_of(node, needs, not explicit, pieces)
             if node in again and not read.isdisjoint(node.results):
                 done = Work(done.forward, (*done.forward, *done.backward))
-            operators.append(
-                OperatorCost(node, done, done.forward_time(machine.device), done.backward_time(machine.device))
-            )
+            if id(done) not in times:
+                times[id(done)] = done.forward_time(machine.device), done.backward_time(machine.device)
+            operators.append(OperatorCost(node, done, *times[id(done)]))
     weights = [u.weight.node for u in graph.updates] or [n for n in nodes if n.op == "weight" and n in with_gradient]
     between = reshards(graph, placement, machine)
     update = sum(update_time(n, optimizer, machine) for n in weights) + norm_seconds(optimizer, machine)
@@ -421,6 +438,21 @@ def _with_rows(
             into[user, _root(reshard.value)] = i
     changed, costs = [*between], {each.node: each for each in operators}
     buffers: dict[Value, float] = {}
+    known_rows: dict[object, tuple[ExchangedSeconds, RowCounts] | None] = {}
+    """What `rows_of` has found, in the products of all layers."""
+
+    def rows_of(
+        of: Node, needs: tuple[bool, ...], rows: ProductRows, variables: tuple[str, ...], parts: tuple[int, ...]
+    ) -> tuple[ExchangedSeconds, RowCounts] | None:
+        # How many rows there are depends on what has chosen them.
+        key = of.form, needs, rows, parts, _root(of.operands[2]).node.op
+        if key not in known_rows:
+            degrees = np.array([parts], dtype=np.int64)
+            found = exchanged_seconds(of, needs, rows, variables, degrees, graph.exchange_rows, machine)
+            counts = None if found is None else row_counts(of, variables, degrees, graph.exchange_rows)
+            known_rows[key] = None if found is None or counts is None else (found, counts)
+        return known_rows[key]
+
     for node in [each.node for each in operators if serials[each.node] in known]:
         axes = tuple(a for a, what in enumerate(placement.assignments[node]) if what == EXPERTS)
         x, e = (into.get((node, _root(v))) for v in node.operands[::2])
@@ -431,12 +463,12 @@ def _with_rows(
         of, rows = serials[node], known[serials[node]]
         needs = tuple(of in with_gradient and v.node in with_gradient for v in of.operands)
         variables = tuple(of.analysis.splittable)
-        degrees = np.array([[node.configuration.degrees.get(v, 1) for v in variables]], dtype=np.int64)
-        found = exchanged_seconds(of, needs, rows, variables, degrees, graph.exchange_rows, machine)
-        if found is None:
+        degrees = tuple(node.configuration.degrees.get(v, 1) for v in variables)
+        priced = rows_of(of, needs, rows, variables, degrees)
+        if priced is None:
             continue
+        found, counts = priced
         ways = prod(placement.mesh.sizes[axis] for axis in axes)
-        counts = row_counts(of, variables, degrees, graph.exchange_rows)
         own, live, buffer = (int(each[0]) for each in (counts.own, counts.live, counts.held))
         buffers[of.result] = buffer / own
         costs[node] = replace(
@@ -525,7 +557,7 @@ def _additions(graph: Graph, part: Mapping[Node, str], with_gradient: Collection
 def _held(
     graph: Graph,
     placement: Placement,
-    again: set[Node],
+    again: AbstractSet[Node],
     weights: Iterable[Node],
     between: Iterable[Reshard],
     optimizer: Optimizer,
@@ -542,7 +574,7 @@ def _held(
     if graph.updates:
         brought = [(r.value, r.target, r.forward) for r in between]
     else:
-        keeps = Keeps(graph)
+        keeps = keeps_of(graph)
         made = [v for v in made if v.node.is_leaf or v in keeps.values]
         brought = [(r.value, r.target, r.forward) for r in between if _read_there(r, keeps)]
     values = [(v, placement.layouts[v]) for v in made]

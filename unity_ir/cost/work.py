@@ -266,6 +266,14 @@ def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True, pieces: 
     left out. `pieces` is None, or (index variable, number of pieces) for an operator that is computed in pieces along
     that variable, one after the other (loss pieces); then the kernels of all pieces are returned.
     """
+    facts, key = node.form.facts, (work_of, needs, backward, pieces)
+    found = facts.get(key)
+    if found is None:
+        found = facts[key] = _work_of(node, needs, backward, pieces)
+    return found
+
+
+def _work_of(node: Node, needs: tuple[bool, ...], backward: bool, pieces: tuple[str, int] | None) -> Work:
     degrees = dict(node.configuration.degrees)
     if not backward and pieces is None:
         return Work((kernel_of(node),), ())
@@ -283,4 +291,4 @@ def repeats(node: Node) -> tuple[int, ...]:
     Return, per operand, the index of the first operand that is the same value: (0, 0) for `mul(x, x)`, (0, 1) for
     `mul(x, y)`.
     """
-    return tuple(node.operands.index(v) for v in node.operands)
+    return node.form.repeats

@@ -5,6 +5,9 @@ from __future__ import annotations
 from unity_ir.pcg.graph import Graph, Value
 from unity_ir.pcg.parallel import IN_TIME
 
+STARTS = frozenset((*IN_TIME, "recompute", "send"))
+"""Parallel operators whose result is a tensor of its own wherever they are."""
+
 
 class Anchors:
     """
@@ -36,8 +39,7 @@ class Anchors:
         - it enters or leaves the loop over micro-batches.
         """
         node = value.node
-        is_start = node.op in (*IN_TIME, "recompute", "send")
-        if not node.is_parallel or is_start or node.view is not None or value in self._outputs:
+        if node.op in STARTS or not node.is_parallel or node.view is not None or value in self._outputs:
             return True
         users = self._users.get(value, ())
         if any(user.op in IN_TIME for user, _ in users):

@@ -9,14 +9,14 @@ other strategy's (docs/concepts.md: Duality).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
-from unity_ir.ops.operator import Application, Operator
+from unity_ir.ops.operator import Application, Attributes, Operator
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.graph import Graph, Node, Update, Value, apply, leaf, parallel, rebuild, topological
+from unity_ir.pcg.graph import Graph, Node, Update, Value, apply, leaf, node_of, parallel, rebuild, topological
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.recompute import Recomputation
@@ -89,25 +89,63 @@ def operand_gradients(
         for i, (op, attributes) in enumerate(steps):
             value = parallel(op, value, view if i == len(steps) - 1 else None, **dict(attributes)).result
         return (value,)
+    facts, key = node.form.facts, (operand_gradients, *[g.type for g in grads])
+    recorded: _Recorded | None = facts.get(key)
+    if recorded is None:
+        recorded = facts[key] = _recorded(node, grads)
+    operands, results = node.operands, node.results
+    if again is not None:
+        operands, results = map(again.read, operands), map(again.read, results)
+    values = [*grads, *operands, *results]
+    for op, read, attributes, types in recorded.steps:
+        values += node_of(op, tuple([values[i] for i in read]), attributes, types).results
+    found = [None if i is None else values[i] for i in recorded.gradients]
+    return tuple(found if again is None else [value and again.in_backward(value) for value in found])
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """
+    How the gradients of a node's operands are built: which nodes on which of the values given, those of the gradients
+    of its results, of its operands and of its results, in this order, and of the values that earlier steps make.
+    """
+
+    steps: tuple[tuple[str, tuple[int, ...], Attributes, tuple[TensorType, ...]], ...]
+    gradients: tuple[int | None, ...]
+
+
+def _recorded(node: Node, grads: Sequence[Value]) -> _Recorded:
+    """Return how the gradients of a compute node's operands are built, by building them once, of inputs."""
     gradient = node.operator.gradient
     if gradient is None:
         raise UnityError(f"pcg.{node.op}: has no gradient; it is itself part of a backward")
-    operands, results = node.operands, node.results
-    if again is not None:
-        operands, results = tuple(map(again.read, operands)), tuple(map(again.read, results))
-    found = gradient(Application(tuple(grads), operands, results, dict(node.attributes)))
+    given = tuple(leaf("input", g.type, name=f"gradient {i}").result for i, g in enumerate(grads))
+    same = node.form.repeats
+    operands = tuple(
+        leaf("input", v.type, name=f"operand {i}").result for i, v in zip(same, node.operands, strict=True)
+    )
+    results = tuple(leaf("input", v.type, name=f"result {i}").result for i, v in enumerate(node.results))
+    found = gradient(Application(given, operands, results, dict(node.attributes)))
     out: list[Value | None] = []
-    for operand, value in zip(node.operands, found, strict=True):
+    for operand, value in zip(operands, found, strict=True):
         assert value is None or isinstance(value, Value)
         value = value if operand.type.is_floating else None
         if value is not None:
             value = _in_time_as(value, operand)
-        if value is not None and again is not None:
-            value = again.in_backward(value)
         if value is not None and not _is_dual(value.type, operand.type):
             raise AssertionError(f"{node.op}: gradient is {value.type}, the dual of its operand {operand.type.dual}")
         out.append(value)
-    return tuple(out)
+    numbers: dict[Value, int] = {}
+    for number, value in enumerate((*given, *operands, *results)):
+        numbers.setdefault(value, number)
+    inputs, count = {value.node for value in numbers}, len(given) + len(operands) + len(results)
+    steps: list[tuple[str, tuple[int, ...], Attributes, tuple[TensorType, ...]]] = []
+    for step in topological(v for v in out if v is not None):
+        if step not in inputs:
+            steps.append((step.op, tuple(numbers[v] for v in step.operands), step.attributes, step.types))
+            numbers.update({value: count + i for i, value in enumerate(step.results)})
+            count += len(step.results)
+    return _Recorded(tuple(steps), tuple(None if v is None else numbers[v] for v in out))
 
 
 def _in_time_as(gradient: Value, of: Value) -> Value:
@@ -201,6 +239,8 @@ def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
             found = operand_gradients(node, of_results, view, again)
             return tuple(g and _in_dtype(g, v.type.grad_dtype) for g, v in zip(found, node.operands, strict=True))
         found = operand_gradients(node, of_results, again=again)
+        if not placement.mesh.sizes or not any(g is not None and _is_spread(g) for g in found):
+            return tuple(g and _in_dtype(g, v.type.grad_dtype) for g, v in zip(found, node.operands, strict=True))
         known = {again.read(v): placement.needs(node, i) for i, v in enumerate(node.operands)}
         known |= {again.read(v): placement.layouts[v] for v in node.results}
         floating = [v for v in node.results if v.type.is_floating]
@@ -243,14 +283,17 @@ def _spread_alike(grad: Value, known: Mapping[Value, Layout], layout: Layout, pl
     The axes that divide these dims do not follow from its operands alone, but also from where the gradient is wanted.
     """
     node = grad.node
-    if not node.is_compute or not node.analysis.bound.free_degrees or not placement.mesh.sizes:
-        return grad
-    if not all(v in known for v in node.operands):
+    if not _is_spread(grad) or not all(v in known for v in node.operands):
         return grad
     assignment = assignment_for(node.analysis, [known[v] for v in node.operands], layout)
     if assignment is None:
         return grad
     return rebuild(node, node.operands, view_of(assignment, grid_order(node), placement.mesh)).result
+
+
+def _is_spread(grad: Value) -> bool:
+    """Return whether an operator spreads a gradient over new dims, of which no operand tells how they are divided."""
+    return grad.node.is_compute and bool(grad.node.analysis.bound.free_degrees)
 
 
 def _sum(add: Operator, a: Value, b: Value) -> Value:

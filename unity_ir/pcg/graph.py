@@ -46,15 +46,13 @@ class Node:
 
     __slots__ = (
         "__weakref__",
-        "_analysis",
-        "_configuration",
+        "_form",
         "_values",
         "attributes",
         "op",
         "operands",
         "types",
         "view",
-        "view_fits",
     )
 
     op: str
@@ -67,8 +65,6 @@ class Node:
     """The machine view: on which devices its tasks run. None leaves that to `pcg.sharding.place`."""
     _values: list[Callable[[], Value | None]]
     """A weak reference to each result: a strong one would keep the node until cycles are collected."""
-    view_fits: bool
-    """Whether `check_view` found that the view fits the task grid."""
 
     def __init__(
         self,
@@ -80,7 +76,6 @@ class Node:
     ):
         self.op, self.operands, self.attributes, self.types, self.view = op, operands, attributes, types, view
         self._values = [_nothing] * len(types)
-        self.view_fits = False
 
     @property
     def results(self) -> tuple[Value, ...]:
@@ -154,17 +149,31 @@ class Node:
         return dict(self.attributes)[name]
 
     @property
+    def form(self) -> Form:
+        """What the node has in common with all that are alike: see `Form`."""
+        try:
+            return self._form
+        except AttributeError:
+            operands = self.operands
+            same = tuple([operands.index(v) for v in operands])
+            key = self.op, self.attributes, tuple([v.type for v in operands]), same, self.types, self.view
+            form = _forms.get(key)
+            if form is None:
+                form = _forms[key] = Form(same)
+            self._form: Form = form
+            return form
+
+    @property
     def analysis(self) -> Analysis:
         """
         The ways in which a compute node can be divided: which index variables of its TDL line can be sharded, and which
         operands can be in partial sums. The line is bound to the operands' global shapes. Only for compute nodes.
         """
-        try:
-            return self._analysis
-        except AttributeError:
+        form = self.form
+        if form.analysis is None:
             shapes, dtypes = (tuple(v.shape for v in self.operands), tuple(v.dtype for v in self.operands))
-            self._analysis: Analysis = self.operator.bind(shapes, self.attributes, dtypes)
-            return self._analysis
+            form.analysis = self.operator.bind(shapes, self.attributes, dtypes)
+        return form.analysis
 
     @property
     def configuration(self) -> Configuration:
@@ -173,11 +182,10 @@ class Node:
         numbers of copies and of partial sums. It follows from the operands' types. Micro-batches count as tasks: a
         variable that 4 micro-batches and 2 devices divide has 8 parts.
         """
-        try:
-            return self._configuration
-        except AttributeError:
-            self._configuration: Configuration = _configuration(self.analysis, tuple([v.type for v in self.operands]))
-            return self._configuration
+        form = self.form
+        if form.configuration is None:
+            form.configuration = _configuration(self.analysis, tuple([v.type for v in self.operands]))
+        return form.configuration
 
     @property
     def micro_batches(self) -> int:
@@ -210,6 +218,33 @@ class Node:
 @lru_cache(maxsize=65536)
 def _configuration(analysis: Analysis, operands: tuple[TensorType, ...]) -> Configuration:
     return infer_configuration(analysis, [t.parts for t in operands])
+
+
+class Form:
+    """
+    What nodes have in common that differ in nothing but the values they read: operator, attributes, types, view, and
+    which operands are one value. As in a model of equal layers most nodes are alike, what depends on these alone is
+    found once for all.
+    """
+
+    __slots__ = ("__weakref__", "analysis", "configuration", "facts", "repeats", "view_fits")
+
+    repeats: tuple[int, ...]
+    """Per operand, the index of the first one that is the same value."""
+    analysis: Analysis | None
+    """`Node.analysis`, once it was asked for."""
+    configuration: Configuration | None
+    """`Node.configuration`, once it was asked for."""
+    view_fits: bool
+    """Whether `check_view` found that the view fits the task grid."""
+    facts: dict[object, Any]
+    """
+    What else was found, which must follow from the form and the key alone. It is kept as long as some node of the form.
+    """
+
+    def __init__(self, repeats: tuple[int, ...]):
+        self.repeats, self.analysis, self.configuration, self.view_fits = repeats, None, None, False
+        self.facts = {}
 
 
 class Value:
@@ -263,6 +298,7 @@ def _nothing() -> None:
 
 
 _interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
+_forms: WeakValueDictionary[Any, Form] = WeakValueDictionary()
 
 
 def _make(
@@ -274,6 +310,14 @@ def _make(
         node = Node(*key)
         _interned[key] = node
     return node
+
+
+def node_of(op: str, operands: tuple[Value, ...], attributes: Attributes, types: tuple[TensorType, ...]) -> Node:
+    """
+    Return the node without a view that has these attributes and types, which must be those that `apply` would give it:
+    nothing is checked. For nodes of which one that is alike (`Form`) was made with `apply`.
+    """
+    return _make(op, operands, attributes, types, None)
 
 
 def leaf(op: str, type: TensorType, view: View | None = None, **attributes: AttrValue) -> Node:
@@ -490,7 +534,7 @@ def check_view(node: Node) -> None:
     """
     view = node.view
     assert view is not None
-    if node.view_fits:
+    if node.form.view_fits:
         return
     if view.degrees != grid(node):
         raise UnityError(
@@ -498,7 +542,7 @@ def check_view(node: Node) -> None:
         )
     if view.start < 0 or not view.is_injective:
         raise UnityError(f"pcg.{node.op}: its view gives one device two tasks: {view}")
-    node.view_fits = True
+    node.form.view_fits = True
 
 
 def divide(node: Node, operands: Sequence[Value], configuration: Configuration, view: View | None = None) -> Node:
@@ -741,6 +785,18 @@ def erase(graph: Graph) -> Graph:
     return erase_with(graph)[0]
 
 
+def _undivided(node: Node, operands: tuple[Value, ...]) -> Node:
+    """Return a compute node on serial operands."""
+    key = _undivided, *[v.type for v in operands]
+    facts = node.form.facts
+    if key not in facts:
+        made = divide(node, operands, Configuration())
+        facts[key] = made.attributes, made.types
+        return made
+    attributes, types = facts[key]
+    return _make(node.op, operands, attributes, types, None)
+
+
 def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     """
     Return (serial graph, nodes): the graph as `erase` makes it, and a mapping from each leaf and compute node of the
@@ -754,7 +810,7 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
         if node.is_leaf:
             found[node] = leaf(node.op, node.types[0].serial, None, **dict(node.attributes))
         else:
-            found[node] = divide(node, operands, Configuration())
+            found[node] = _undivided(node, operands)
         return found[node].results
 
     made = rewrite(graph, serial)

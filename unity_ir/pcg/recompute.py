@@ -10,6 +10,7 @@ its own, and is kept without such a mark.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
 from unity_ir.pcg.sharding import Placement, copies_as_repeats
@@ -18,16 +19,17 @@ RENAMING = ("replicate", "pick", "recompute")
 """Operators after which the pieces are the same tensors, unless a view says that they are elsewhere."""
 
 
-def not_kept(graph: Graph) -> set[Node]:
+@lru_cache(maxsize=16)
+def not_kept(graph: Graph) -> frozenset[Node]:
     """
     Return the nodes of a forward graph or training step whose results are not kept for the backward: compute nodes and
     reshards that only `recompute` operators read, and the parallel operators that are steps of such reshards. Outputs,
-    and gradients that updates read, are always kept.
+    and gradients that updates read, are always kept. Memoised.
     """
     found: set[Node] = set()
     nodes = graph.nodes()
     if all(node.op != "recompute" for node in nodes):
-        return found
+        return frozenset()
     users = graph.users()
     outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
     for node in reversed(nodes):
@@ -37,7 +39,7 @@ def not_kept(graph: Graph) -> set[Node]:
         is_step = node.is_parallel and node.view is None
         if by and all(user.op == "recompute" or (is_step and user.is_parallel and user in found) for user in by):
             found.add(node)
-    return found
+    return frozenset(found)
 
 
 class Recomputation:

@@ -101,7 +101,7 @@ def copies_as_repeats(layout: Layout) -> Layout:
     Return the layout with REPEAT in place of COPY. The two differ only in the gradient, so two layouts have the same
     pieces on the same devices if this makes them equal.
     """
-    return tuple(REPEAT if role == COPY else role for role in layout)
+    return tuple([REPEAT if role == COPY else role for role in layout]) if COPY in layout else layout
 
 
 GridRole = str | int | Carriers
@@ -442,6 +442,11 @@ def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layou
     Given `out[v, e] = sum[b](..ids[b]..g[b, e])` on one mesh axis, with ids and g sharded along b and a result in
     partial sums, returns ("b",).
     """
+    return _assignment_for(analysis, tuple(operands), result)
+
+
+@lru_cache(maxsize=65536)
+def _assignment_for(analysis: Analysis, operands: tuple[Layout, ...], result: Layout) -> Assignment | None:
     pinned = [pinned_at(coordinate) for _, coordinate in pins_of(result)]
     may: list[GridRole] = [*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned]
     out: list[GridRole] = []
@@ -509,30 +514,39 @@ def place(graph: Graph, mesh: Mesh) -> Placement:
     assignments: dict[Node, Assignment] = {}
     layouts: dict[Value, Layout] = {}
     for node in graph.nodes():
-        if not node.is_compute:
-            if node.view is not None:
-                layout = as_layout(_placed_roles(node, mesh))
-            elif node.is_leaf:
-                layout = as_layout(_spread(node, (), mesh))
-            else:
-                layout = _after(node, layouts[node.operands[0]], mesh)
-            layouts[node.result] = layout
-            continue
-        if node.view is not None:
-            assignment = _placed_roles(node, mesh)
-        else:
-            inferred = _infer_assignment(node.analysis, [layouts[v] for v in node.operands])
-            fits = inferred is not None and _assigned_degrees(inferred, mesh) == _grid_degrees(node)
-            assignment = inferred if inferred is not None and fits else _spread(node, _hints(node, layouts), mesh)
-        assignments[node] = assignment
-        for i, value in enumerate(node.results):
-            layouts[value] = result_layout(node.analysis, i, assignment)
+        operands = () if node.view is not None else tuple([layouts[v] for v in node.operands])
+        facts, key = node.form.facts, (place, mesh.sizes, operands)
+        found = facts.get(key)
+        if found is None:
+            found = facts[key] = _placed(node, operands, mesh)
+        assignment, made = found
+        if assignment is not None:
+            assignments[node] = assignment
+        for value, layout in zip(node.results, made, strict=True):
+            layouts[value] = layout
     return Placement(mesh, MappingProxyType(assignments), MappingProxyType(layouts))
 
 
-def _hints(node: Node, layouts: Mapping[Value, Layout]) -> Assignment:
-    """Return, for each mesh axis, the grid axis that the first operand with a dim on it would give it."""
-    layout = layouts[node.operands[0]]
+def _placed(node: Node, operands: tuple[Layout, ...], mesh: Mesh) -> tuple[Assignment | None, tuple[Layout, ...]]:
+    """
+    Return the assignment of a node, None unless it computes, and the layouts of its results. `operands` has the layouts
+    of its operands, if it has no view.
+    """
+    if not node.is_compute:
+        if node.view is not None:
+            return None, (as_layout(_placed_roles(node, mesh)),)
+        return None, (as_layout(_spread(node, (), mesh)) if node.is_leaf else _after(node, operands[0], mesh),)
+    if node.view is not None:
+        assignment = _placed_roles(node, mesh)
+    else:
+        inferred = _infer_assignment(node.analysis, operands)
+        fits = inferred is not None and _assigned_degrees(inferred, mesh) == _grid_degrees(node)
+        assignment = inferred if inferred is not None and fits else _spread(node, _hints(node, operands[0]), mesh)
+    return assignment, tuple(result_layout(node.analysis, i, assignment) for i in range(len(node.types)))
+
+
+def _hints(node: Node, layout: Layout) -> Assignment:
+    """Return, for each mesh axis, the grid axis that the first operand, in this layout, would give it."""
     dims = node.analysis.operand_dims[node.analysis.bound.operands[0].name]
     return tuple(r if is_pinned(r) else REPEAT if not is_shard(r) or dims[r] is None else str(dims[r]) for r in layout)
 

@@ -19,6 +19,7 @@ from unity_ir.pcg.sharding import pins_of
 from unity_ir.pcg.types import HALVES
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.program import Compute, Fused, Instruction, Program, Register, TimeStep, makers_of, makes, reads
+from unity_ir.tdl.syntax import Bound
 
 Choice = Callable[[Program, Compute], str]
 """Returns the implementation of an operator or group of a program: `triton`, `torch` or `cudnn`."""
@@ -38,6 +39,17 @@ def with_longer_products(program: Program, choice: Choice) -> Program:
     readers = _readers(program)
     made = makers_of(program.body)
     groups: dict[Register, Fused] = {}
+    lines: dict[int, Bound | None] = {}
+    """The line of a product that stores float32, by the product's number; None for those that do not."""
+
+    def longer(product: Compute) -> Bound | None:
+        operator = local_operator(program, product)
+        if not can_store_float32(operator.line, operator.dtypes) or choice(program, product) != "torch":
+            return None
+        (result,) = operator.line.results
+        name = AND.join((product.operator, "cast"))
+        return replace(operator.line, operator=name, results=(replace(result, dtype="f32"),))
+
     for cast in program.body:
         product = made.get(cast.operands[0]) if isinstance(cast, Compute) and cast.operator == "cast" else None
         if not isinstance(cast, Compute) or not isinstance(product, Compute) or len(product.results) != 1:
@@ -47,15 +59,15 @@ def with_longer_products(program: Program, choice: Choice) -> Program:
             continue
         if isinstance(product, Fused) or not _run_together(program, product, cast):
             continue
-        operator = local_operator(program, product)
-        if not can_store_float32(operator.line, operator.dtypes) or choice(program, product) != "torch":
+        number = program.number(product)
+        if number not in lines:
+            lines[number] = longer(product)
+        line = lines[number]
+        if line is None:
             continue
-        (result,) = operator.line.results
-        name = AND.join((product.operator, cast.operator))
-        line = replace(operator.line, operator=name, results=(replace(result, dtype="f32"),))
-        members = product, cast
+        operands, members = product.operands, (product, cast)
         groups[before] = Fused(
-            name, product.operands, cast.results, (), product.assignment, members, line, implementation="torch"
+            line.operator, operands, cast.results, (), product.assignment, members, line, implementation="torch"
         )
     if not groups:
         return program
@@ -81,6 +93,8 @@ def with_additions(program: Program, choice: Choice) -> Program:
     if it runs in the loop before the main one over micro-batches (`early`), or only in the first or last micro-batch
     (`Program.when`).
     """
+    if not any(isinstance(i, TimeStep) for i in program.body):
+        return program
     readers = _readers(program)
     made = makers_of(program.body)
 

@@ -15,7 +15,7 @@ many as any member, and read no more bytes than the members do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
@@ -44,7 +44,6 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
-    Tensor,
     TimeStep,
     global_line,
     makes,
@@ -96,18 +95,27 @@ class GroupMemo:
     """
 
     launches: dict[object, Launches | None] = field(default_factory=dict[object, Launches | None])
-    """Launches of every operator and group, by `_key`; None if Triton does not compute it, or not in one kernel."""
+    """
+    Launches of every operator, by its number (`Program.number`), and of every group, by `_key`; None if Triton does not
+    compute it, or not in one kernel.
+    """
     lines: dict[object, Part | None] = field(default_factory=dict[object, Part | None])
     """The one line of every group, over numbers in place of registers; None if it has none."""
-    choices: dict[object, str] = field(default_factory=dict[object, str])
-    """The implementation of every operator, by its name, attributes and pieces."""
+    choices: dict[int, str] = field(default_factory=dict[int, str])
+    """The implementation of every operator, by its number."""
+    sums: dict[int, bool] = field(default_factory=dict[int, bool])
+    """Whether the operator of this number sums columns."""
+
+    def __reduce__(self) -> tuple[type[GroupMemo], tuple[()]]:
+        """Pickle an empty cache: numbers of operators are those of a process."""
+        return GroupMemo, ()
 
     def shrink(self) -> None:
         """Empty the cache if it has more than `MOST_REMEMBERED` operators and groups."""
-        if len(self.launches) + len(self.lines) + len(self.choices) > MOST_REMEMBERED:
-            self.launches.clear()
-            self.lines.clear()
-            self.choices.clear()
+        every = self.launches, self.lines, self.choices, self.sums
+        if sum(map(len, every)) > MOST_REMEMBERED:
+            for each in every:
+                each.clear()
 
 
 def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None) -> Program:
@@ -156,10 +164,8 @@ class _Fuser:
             self.maker.update(dict.fromkeys(makes(instruction), place))
         for register in self.program.outputs:
             self.readers.setdefault(register, []).append(len(body))
-        self.sums: dict[tuple[Register, ...], bool] = {}
-        """Whether the operator with these results sums columns."""
-        self.launches: dict[tuple[Register, ...], Launches | None] = {}
-        """The launches of the operator with these results."""
+        self.sources: dict[Register, tuple[Register, bool]] = {}
+        """What `_source` has found."""
 
     @cached_property
     def most(self) -> int:
@@ -319,9 +325,10 @@ class _Fuser:
 
     def _sums_columns(self, member: Compute) -> bool:
         """Return whether an operator sums a tensor over all dims but the last ones."""
-        if member.results not in self.sums:
-            self.sums[member.results] = all(map(is_column_sum, self.program.local_line(member).results))
-        return self.sums[member.results]
+        number, sums = self.program.number(member), self.memo.sums
+        if number not in sums:
+            sums[number] = all(map(is_column_sum, self.program.local_line(member).results))
+        return sums[number]
 
     def _is_there(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
         """
@@ -329,21 +336,25 @@ class _Fuser:
         not wait for, and delays none.
         """
         tensors, body = self.program.tensors, self.program.body
-        if len({pins_of(tensors[r].layout) for m in members for r in m.results}) > 1:
+        made = {r: tensors[r].layout for m in members for r in m.results}
+        if len({pins_of(layout) for layout in {*made.values()}}) > 1:
             return False
-        made = {r for m in members for r in m.results}
         first = {self._source(r)[0] for r in members[0].operands}
-        for register in (r for m in members[1:] for r in m.operands if r not in made):
-            source, crossed = self._source(register)
-            place = self.maker[source]
-            if place >= group[0] and not isinstance(body[place], Leaf):
-                return False
-            if crossed and source not in first and not isinstance(body[place], Leaf):
-                return False
-        early = (r for m in members[:-1] for r in m.results)
-        moved = {
-            r for r in early for p in self._read_by_others(r, group) if isinstance(body[p], ReshardMove | HaloExchange)
-        }
+        for member in members[1:]:
+            for register in member.operands:
+                if register in made:
+                    continue
+                source, crossed = self._source(register)
+                place = self.maker[source]
+                is_late = place >= group[0] or (crossed and source not in first)
+                if is_late and not isinstance(body[place], Leaf):
+                    return False
+        moved: set[Register] = set()
+        for member in members[:-1]:
+            for register in member.results:
+                for place in self.readers.get(register, ()):
+                    if place < len(body) and isinstance(body[place], ReshardMove | HaloExchange):
+                        moved.add(register)
         # What is summed of columns is so little that its collective may start a few kernels later.
         return not moved or moved <= self._sums(members)
 
@@ -360,13 +371,16 @@ class _Fuser:
         Return the register from which moves, and the cast of a stored weight, make this one, and whether one of these
         moves crosses links.
         """
-        crossed = False
-        move = self.program.body[self.maker[register]]
-        while isinstance(move, ReshardMove | HaloExchange | TimeStep) or self._is_weight_cast(move):
-            register = reads(move)[0]
-            crossed = crossed or communicates(move)
-            move = self.program.body[self.maker[register]]
-        return register, crossed
+        found = self.sources.get(register)
+        if found is None:
+            at, crossed = register, False
+            move = self.program.body[self.maker[at]]
+            while isinstance(move, ReshardMove | HaloExchange | TimeStep) or self._is_weight_cast(move):
+                at = reads(move)[0]
+                crossed = crossed or communicates(move)
+                move = self.program.body[self.maker[at]]
+            found = self.sources[register] = at, crossed
+        return found
 
     def _is_weight_cast(self, instruction: Instruction) -> bool:
         """Return whether an instruction casts a stored weight: like a move it is made where the weight is needed."""
@@ -378,15 +392,11 @@ class _Fuser:
         maker = self.program.body[self.maker[instruction.operands[0]]]
         return isinstance(maker, Leaf) and maker.op == "weight"
 
-    def _read_by_others(self, register: Register, group: Iterable[int]) -> list[int]:
-        """Return the places in the body that read a register outside of a group."""
-        inside = {*group}
-        return [p for p in self.readers.get(register, []) if p < len(self.program.body) and p not in inside]
-
     def _kept(self, members: Sequence[Compute]) -> list[Register]:
         """Return the results of a group that others read, and those of its last member."""
-        places = {self.maker[r] for m in members for r in m.results}
-        early = [r for m in members[:-1] for r in m.results if not places.issuperset(self.readers.get(r, []))]
+        maker, readers = self.maker, self.readers
+        places = {maker[m.results[0]] for m in members}
+        early = [r for m in members[:-1] for r in m.results if not places.issuperset(readers.get(r, ()))]
         return [*early, *members[-1].results]
 
     def _fits(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
@@ -394,7 +404,8 @@ class _Fuser:
         made = {r for m in members for r in m.results}
         # Registers that moves between the members make; only the last of several moves' results is live here.
         moved = {r for m in members for r in m.operands if r not in made and self.maker[r] > group[0]}
-        size = sum(piece_bytes(self.program, r) for r in (*self._kept(members), *moved))
+        sizes = self.program.bytes
+        size = sum([sizes[r] for r in (*self._kept(members), *moved)])
         return self.alive[group[0]] + size <= self.most
 
     # -- lines and kernels
@@ -402,21 +413,12 @@ class _Fuser:
     def _key(self, members: Sequence[Compute]) -> object:
         """Return a key that is equal for groups of the same operators on the same shapes, connected in the same way."""
         numbers: dict[Register, int] = {}
-        tensors: list[Tensor] = []
-        for register in (r for m in members for r in (*m.operands, *m.results)):
-            if register not in numbers:
-                numbers[register] = len(numbers)
-                tensors.append(self.program.tensors[register])
-        wired = tuple(
-            (
-                m.operator,
-                m.attributes,
-                m.assignment,
-                *(tuple(map(numbers.__getitem__, r)) for r in (m.operands, m.results)),
-            )
-            for m in members
-        )
-        return self.program.mesh.sizes, wired, tuple(tensors), tuple(numbers[r] for r in self._kept(members))
+        wired: list[int] = []
+        for member in members:
+            wired.append(self.program.number(member))
+            for register in (*member.operands, *member.results):
+                wired.append(numbers.setdefault(register, len(numbers)))
+        return tuple(wired), tuple([numbers[r] for r in self._kept(members)])
 
     def _line(self, members: Sequence[Compute]) -> Part | None:
         key = self._key(members)
@@ -475,12 +477,10 @@ class _Fuser:
 
     def _launches(self, member: Compute) -> Launches | None:
         """Return the launches of one operator in Triton; None for PyTorch's, and for results that are no floats."""
-        if member.results not in self.launches:
-            key, made = self._key([member]), self.memo.launches
-            if key not in made:
-                made[key] = self._of_operator(member)
-            self.launches[member.results] = made[key]
-        return self.launches[member.results]
+        number, made = self.program.number(member), self.memo.launches
+        if number not in made:
+            made[number] = self._of_operator(member)
+        return made[number]
 
     def _of_operator(self, member: Compute) -> Launches | None:
         operator = local_operator(self.program, member)
@@ -502,7 +502,7 @@ class _Fuser:
         """Return whether one Triton kernel computes these operators, of which each reads a result of one before it."""
         if any(self._launches(m) is None for m in members):
             return False
-        key, made = ("kernel", self._key(members)), self.memo.launches
+        key, made = self._key(members), self.memo.launches
         if key not in made:
             made[key] = self._of_group(members)
         return made[key] is not None

@@ -31,6 +31,7 @@ from unity_ir.pcg.sharding import (
     place,
 )
 from unity_ir.pcg.stages import stage_axes_of
+from unity_ir.pcg.types import TensorType
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.host_values import values_to_host, with_values_at_host
 from unity_ir.plan.loss_pieces import in_loss_pieces
@@ -95,6 +96,10 @@ class _Lowering:
         self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
         self.pieces: dict[tuple[Value, Layout, Halos], Register] = {}
         """A register by its value and pieces: its layout with REPEAT for COPY."""
+        self.found: dict[tuple[Value, Layout], Register] = {}
+        """What `_at` has found for values under their own names."""
+        self.types: dict[tuple[TensorType, Layout], Tensor] = {}
+        """The types of registers, by those of values."""
         self.masters: dict[Value, Register] = {}
         """The register of each weight as it is stored, where it is computed with in another element type."""
         self.tensors: dict[Register, Tensor] = {}
@@ -199,6 +204,7 @@ class _Lowering:
         kept = {node.result for node in sums}
         self.registers = registers | {key: r for key, r in self.registers.items() if key[0] in kept}
         self.pieces = pieces | {key: r for key, r in self.pieces.items() if key[0] in kept}
+        self.found.clear()
         return {*inputs, *only}
 
     def _with_time(self, value: Value, layout: Layout) -> Layout:
@@ -211,10 +217,12 @@ class _Lowering:
         return (*layout, role)
 
     def _register(self, value: Value, layout: Layout) -> Register:
-        register = len(self.tensors)
-        type = value.type
-        at = self._with_time(value, layout)
-        self.tensors[register] = Tensor(type.shape, type.dtype, at, type.halo, type.halo_sum)
+        register, type = len(self.tensors), value.type
+        tensor = self.types.get((type, layout))
+        if tensor is None:
+            at = self._with_time(value, layout)
+            tensor = self.types[type, layout] = Tensor(type.shape, type.dtype, at, type.halo, type.halo_sum)
+        self.tensors[register] = tensor
         self.registers.setdefault((value, layout, type.halo, type.halo_sum), register)
         return register
 
@@ -239,11 +247,10 @@ class _Lowering:
     def _compute(self, node: Node) -> None:
         operands = tuple(self._at(v, self.placement.needs(node, i)) for i, v in enumerate(node.operands))
         results = tuple(self._register(v, self.placement.layouts[v]) for v in node.results)
-        attributes = tuple((k, v) for k, v in node.attributes)
         assignment = self.placement.assignments[node]
         if self.micro_batches > 1:
             assignment = (*assignment, _role_in_time(node))
-        self.body.append(Compute(node.op, operands, results, attributes, assignment))
+        self.body.append(Compute(node.op, operands, results, node.attributes, assignment))
 
     def _time_step(self, node: Node) -> None:
         """Append the step by which a value enters the loop over micro-batches, or leaves it, on the same devices."""
@@ -286,6 +293,14 @@ class _Lowering:
         Given `name`, the result of a parallel operator on the value, the register has that one's type, and is found
         under it from then on.
         """
+        known = self.found.get((value, layout)) if name is None else None
+        if known is None:
+            known = self._found(value, layout, name)
+            if name is None:
+                self.found[value, layout] = known
+        return known
+
+    def _found(self, value: Value, layout: Layout, name: Value | None) -> Register:
         type = (name or value).type
         while value.node.op == "halo":
             # Values are resharded before their halo is fetched.

@@ -137,9 +137,7 @@ class PlanOptions:
         """
         if isinstance(compute, Fused):
             return compute.implementation
-        tensors = tuple(program.tensors[r] for r in (*compute.operands, *compute.results))
-        key = compute.operator, compute.attributes, compute.assignment, tensors, program.mesh.sizes
-        known = self.memo.choices
+        key, known = program.number(compute), self.memo.choices
         if key not in known:
             known[key] = self.implementation(local_operator(program, compute))
         return known[key]

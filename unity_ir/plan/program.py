@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import count, product
 from math import prod
 from typing import Literal
 
@@ -72,7 +72,7 @@ class Tensor:
 
     def bytes(self, mesh: Mesh) -> int:
         """Return the bytes of a rank's piece, including its halo, but not the padding of its rows."""
-        return prod(_local(self, mesh.sizes)) * ELEMENT_BYTES[self.dtype]
+        return _bytes(self, mesh.sizes)
 
 
 @lru_cache(maxsize=65536)
@@ -81,6 +81,11 @@ def _local(tensor: Tensor, mesh: tuple[int, ...]) -> tuple[int, ...]:
         size // prod(s for s, r in zip(mesh, tensor.layout, strict=True) if r == dim) + low + high
         for dim, (size, (low, high)) in enumerate(zip(tensor.shape, tensor.borders, strict=True))
     )
+
+
+@lru_cache(maxsize=65536)
+def _bytes(tensor: Tensor, mesh: tuple[int, ...]) -> int:
+    return prod(_local(tensor, mesh)) * ELEMENT_BYTES[tensor.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,17 +257,15 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
     Return the registers (numbers of local tensors) that an instruction reads: for an update, the weight and its
     gradient; () for a copy of state, which is no register.
     """
-    if isinstance(instruction, Compute):  # most are, and a test is faster than a pattern
+    if isinstance(instruction, Compute):  # most are, and tests are faster than patterns
         return instruction.operands
-    match instruction:
-        case RowMove(operand, counts=int(counts)):
-            return operand, counts
-        case ReshardMove(operand) | HaloExchange(operand) | TimeStep(operand) | ValueMove(operand):
-            return (operand,)
-        case UpdateWeight(weight, grad):
-            return weight, grad
-        case Leaf() | StateMove():
-            return ()
+    if isinstance(instruction, Leaf | StateMove):
+        return ()
+    if isinstance(instruction, UpdateWeight):
+        return instruction.weight, instruction.grad
+    if isinstance(instruction, RowMove) and instruction.counts is not None:
+        return instruction.operand, instruction.counts
+    return (instruction.operand,)
 
 
 def makes(instruction: Instruction) -> tuple[Register, ...]:
@@ -272,13 +275,7 @@ def makes(instruction: Instruction) -> tuple[Register, ...]:
     """
     if isinstance(instruction, Compute):
         return instruction.results
-    match instruction:
-        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
-            return (result,)
-        case TimeStep(_, result) | ValueMove(_, result):
-            return (result,)
-        case UpdateWeight() | StateMove():
-            return ()
+    return () if isinstance(instruction, UpdateWeight | StateMove) else (instruction.result,)
 
 
 def reading(instruction: Instruction, names: Mapping[Register, Register]) -> Instruction:
@@ -452,7 +449,8 @@ class Program:
     @cached_property
     def bytes(self) -> Mapping[Register, int]:
         """The bytes of one rank's piece of each register, with its halo."""
-        return {register: tensor.bytes(self.mesh) for register, tensor in self.tensors.items()}
+        mesh = self.mesh.sizes
+        return {register: _bytes(tensor, mesh) for register, tensor in self.tensors.items()}
 
     @cached_property
     def added(self) -> Mapping[Register, Register]:
@@ -548,6 +546,44 @@ class Program:
             instruction.operator, [self.tensors[r] for r in instruction.operands], instruction.attributes
         )
 
+    def number(self, instruction: Compute) -> int:
+        """
+        Return a number that is equal for operators of any programs that do the same on registers of equal types: a key
+        for what is found out about them that is short to hash. Not for a fused group. Numbers are those of a process.
+        """
+        found = self._operator_numbers.get(id(instruction))
+        if found is not None:
+            return found[1]
+        registers, types = (*instruction.operands, *instruction.results), self._types
+        for register in registers:
+            if register not in types:
+                types[register] = _type_number(self.tensors[register])
+        number = _operator_number(
+            instruction.operator,
+            instruction.attributes,
+            instruction.assignment,
+            self.mesh.sizes,
+            len(instruction.results),
+            tuple([types[r] for r in registers]),
+            tuple([registers.index(r) for r in registers]),
+        )
+        self._operator_numbers[id(instruction)] = instruction, number
+        return number
+
+    @cached_property
+    def _types(self) -> dict[Register, int]:
+        """The numbers of the types of registers that `number` has met: equal for equal types."""
+        return {}
+
+    @cached_property
+    def _operator_numbers(self) -> dict[int, tuple[Compute, int]]:
+        """What `number` has found, by the object, which it keeps: operators are slow to hash."""
+        return {}
+
+    def __getstate__(self) -> dict[str, object]:
+        """Pickle the fields alone: in another process objects have other identities, and types other numbers."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     def local_line(self, instruction: Compute) -> Bound:
         """
         Return the TDL line of an operator or fused group, bound to the shapes of one rank's pieces and to the strides
@@ -564,6 +600,31 @@ class Program:
         count = len(instruction.operands)
         named = {p.name: row for p, row in zip(line.operands, rows[:count], strict=True) if row}
         return with_rows(line, named, rows[count:])
+
+
+_numbers = count()
+"""Numbers that nothing has: what was forgotten gets another one, so that no two things ever have the same."""
+
+
+@lru_cache(maxsize=65536)
+def _type_number(tensor: Tensor) -> int:
+    del tensor
+    return next(_numbers)
+
+
+@lru_cache(maxsize=65536)
+def _operator_number(
+    name: str,
+    attributes: Attributes,
+    assignment: Assignment,
+    mesh: tuple[int, ...],
+    results: int,
+    types: tuple[int, ...],
+    registers: tuple[int, ...],
+) -> int:
+    """`types` are those of operands and results, of which `registers` has the first place of each register."""
+    del name, attributes, assignment, mesh, results, types, registers
+    return next(_numbers)
 
 
 def makers_of(body: Iterable[Instruction]) -> Mapping[Register, Instruction]:
@@ -716,8 +777,8 @@ def most_of_a_device(mesh: Mesh, counts: Iterable[tuple[Pins, int]]) -> int:
     returns 8.
     """
     total = Counter[Pins]()
-    for pinned, count in counts:
-        total[pinned] += count
+    for pinned, more in counts:
+        total[pinned] += more
     apart = sorted({axis for pinned in total for axis, _ in pinned})
     places = (dict(zip(apart, at, strict=True)) for at in product(*(range(mesh.sizes[axis]) for axis in apart)))
     return max(sum(n for pinned, n in total.items() if all(at[a] == c for a, c in pinned)) for at in places)

@@ -241,13 +241,15 @@ class _Finder:
 
     def _made_there(self, compute: Compute, there: Mapping[Register, Route]) -> Route | None:
         """Return the route of an operator that makes elements of rows of one route alone; None for others."""
-        routes = {there.get(r) for r in compute.operands}
-        if len(routes) != 1 or len(compute.results) != 1 or compute.operator in OF_ROWS:
+        route = there.get(compute.operands[0]) if compute.operands else None
+        if route is None or len(compute.results) != 1 or compute.operator in OF_ROWS:
+            return None
+        if any(there.get(r) != route for r in compute.operands[1:]):
             return None
         layouts = {copies_as_repeats(self.program.tensors[r].layout) for r in (*compute.operands, *compute.results)}
         shapes = {self.program.tensors[r].shape for r in (*compute.operands, *compute.results)}
         is_alike = len(layouts) == len(shapes) == 1 and is_elementwise(self.program.analysis(compute).bound)
-        return routes.pop() if is_alike else None
+        return route if is_alike else None
 
 
 def is_elementwise(line: Bound) -> bool:

@@ -9,13 +9,13 @@ Have backwards read results that their forwards compute anyway, where both are i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes, Saving
 from unity_ir.pcg.sharding import operand_layout, result_layout
-from unity_ir.plan.program import Compute, Instruction, Program, Register, ReshardMove, Tensor, reads
+from unity_ir.plan.program import Compute, Instruction, Program, Register, ReshardMove, Tensor, makes, reads
 
 
 def with_savings(program: Program, only_results: bool = False) -> Program:
@@ -31,11 +31,20 @@ def with_savings(program: Program, only_results: bool = False) -> Program:
     tensors = dict(program.tensors)
     known = {saving.backward: saving for saving in savings() if saving.reads_result or not only_results}
     firsts = first_with_values(program)
+    forwards = {name for saving in known.values() for name in (saving.forward, saving.saving)}
+    places: dict[tuple[Register, ...], list[int]] = {}
+    """Where forwards are, by the first registers with the values that they read."""
     for place, instruction in enumerate(body):
-        if not isinstance(instruction, Compute) or instruction.operator not in known:
+        if not isinstance(instruction, Compute):
+            continue
+        if instruction.operator in forwards:
+            read = tuple(firsts.get(r, r) for r in instruction.operands)
+            places.setdefault(read, []).append(place)
+        if instruction.operator not in known:
             continue
         saving = known[instruction.operator]
-        at = _forward(body[:place], instruction, saving, firsts)
+        wanted = tuple(firsts.get(r, r) for r in instruction.operands[1:])
+        at = _forward(body, places.get(wanted, ()), instruction, saving)
         if at is None:
             continue
         forward = body[at]
@@ -61,41 +70,50 @@ def first_with_values(program: Program) -> dict[Register, Register]:
     Return, for each register that recompute has made, the one that first held its values: what the same operators and
     moves have made of the same registers.
     """
-    made: dict[object, list[tuple[object, tuple[Register, ...]]]] = {}
+    made: dict[object, list[Compute | ReshardMove]] = {}
     first: dict[Register, Register] = {}
     for instruction in program.body:
-        match instruction:
-            case Compute(operands=read, results=results):
-                what: object = instruction.operator
-                how: object = instruction.attributes, instruction.assignment
-            case ReshardMove(result=result):
-                read, results = reads(instruction), (result,)
-                what, how = instruction.kind, (instruction.axes, instruction.source, instruction.target)
-            case _:
-                continue
-        # `how` is slow to hash, and few instructions apply one operator to the same registers, so it is compared.
-        alike = made.setdefault((what, tuple(first.get(r, r) for r in read)), [])
-        same = next((own for other, own in alike if other == how), None)
+        if isinstance(instruction, Compute):
+            read, results, what = instruction.operands, instruction.results, instruction.operator
+        elif isinstance(instruction, ReshardMove):
+            read, results, what = reads(instruction), (instruction.result,), instruction.kind
+        else:
+            continue
+        # How it is done is slow to hash, and few instructions apply one operator to the same registers: it is compared.
+        key = what, *[first.get(r, r) for r in read]
+        alike = made.get(key)
+        if alike is None:
+            made[key] = [instruction]
+            for register in results:
+                first[register] = register
+            continue
+        same = next((other for other in alike if _is_done_alike(other, instruction)), None)
         if same is None:
-            alike.append((how, results))
-        first.update(zip(results, same or results, strict=True))
+            alike.append(instruction)
+            same = instruction
+        first.update(zip(results, makes(same), strict=True))
     return first
 
 
-def _forward(
-    before: list[Instruction], backward: Compute, saving: Saving, firsts: Mapping[Register, Register]
-) -> int | None:
+def _is_done_alike(one: Compute | ReshardMove, other: Compute | ReshardMove) -> bool:
+    """Return whether two operators, or moves, of one name do the same with what they read."""
+    if isinstance(one, Compute) and isinstance(other, Compute):
+        return one.attributes == other.attributes and one.assignment == other.assignment
+    if isinstance(one, Compute) or isinstance(other, Compute):
+        return False
+    return (one.axes, one.source, one.target) == (other.axes, other.source, other.target)
+
+
+def _forward(body: Sequence[Instruction], places: Sequence[int], backward: Compute, saving: Saving) -> int | None:
     """
-    Return the last index in `before` of the backward's forward, on the same operands, divided in the same way; `firsts`
-    has the first register with the values of each.
+    Return the last of these places in `body`, of operators that read what the backward's forward reads, that has this
+    forward, divided in the same way; None if none has.
     """
-    wanted = [firsts.get(r, r) for r in backward.operands[1:]]
-    for place in reversed(range(len(before))):
-        found = before[place]
+    for place in reversed(places):
+        found = body[place]
         if (
             isinstance(found, Compute)
             and found.operator in (saving.forward, saving.saving)
-            and [firsts.get(r, r) for r in found.operands] == wanted
             and found.assignment == backward.assignment
             and attributes_of_variant(saving.saved, found.attributes)
             == attributes_of_variant(saving.saved, backward.attributes)

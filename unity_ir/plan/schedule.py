@@ -41,7 +41,6 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
-    RowMove,
     StateMove,
     TimeStep,
     UpdateWeight,
@@ -153,21 +152,14 @@ class Schedule:
         does: an instruction, a call with several moves (`Bucket`) or a `Wait`; it is not an action of a pipeline. Those
         read are the ones that hold the tensors at run time (`held`). A wait reads what its collectives made.
         """
-        match action:
-            case Leaf(_, result):
-                return (), (result,)
-            case Compute(_, operands, results):
-                return tuple(map(self.held, operands)), results
-            case Bucket(moves):
-                return tuple(self.held(m.operand) for m in moves), tuple(m.result for m in moves)
-            case Wait(registers):
-                return registers, ()
-            case RowMove(_, result):
-                return tuple(map(self.held, reads(action))), (result,)
-            case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
-                return (self.held(operand),), (result,)
-            case ValueMove(operand, result):
-                return (self.held(operand),), (result,)
+        same = self.same
+        if isinstance(action, Compute):
+            return tuple([same.get(r, r) for r in action.operands]), action.results
+        if isinstance(action, Wait):
+            return action.registers, ()
+        if isinstance(action, Bucket):
+            return tuple(self.held(m.operand) for m in action.moves), tuple(m.result for m in action.moves)
+        return tuple([same.get(r, r) for r in reads(action)]), (action.result,)
 
 
 def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
@@ -297,6 +289,8 @@ class _Scheduler:
                     self.place[instruction.result] = place
                 case UpdateWeight() | StateMove():
                     pass
+        self.sources: dict[Register, tuple[Register, bool]] = {}
+        """What `_source` has found."""
         self.end = len(self.computes)
         step = body if program.part_of is None else program.part_of.body
         grads = [i.grad for i in step if isinstance(i, UpdateWeight)]
@@ -348,11 +342,14 @@ class _Scheduler:
 
     def _source(self, register: Register) -> tuple[Register, bool]:
         """Return the register from which moves make this one, and whether one of them crosses links."""
-        register, crossed = self._held(register), False
-        while register in self.move_of:
-            move = self.move_of[register]
-            register, crossed = self._held(move.operand), crossed or _crosses(move)
-        return register, crossed
+        found = self.sources.get(register)
+        if found is None:
+            at, crossed = self._held(register), False
+            while at in self.move_of:
+                move = self.move_of[at]
+                at, crossed = self._held(move.operand), crossed or _crosses(move)
+            found = self.sources[register] = at, crossed
+        return found
 
     def _delay(self) -> None:
         """
@@ -755,6 +752,8 @@ class _Scheduler:
 
     def _is_in_pieces(self, action: Action) -> bool:
         """Return whether a line is in the loop over the pieces of the loss."""
+        if not self.program.in_pieces:
+            return False
         if isinstance(action, TimeStep):
             return self.program.is_in_pieces(action)
         made = action.registers if isinstance(action, Wait) else _made_by(action)

@@ -25,7 +25,7 @@ from itertools import groupby
 
 import numpy as np
 
-from unity_ir.cost.kernels import kernel_seconds, seconds_of_update
+from unity_ir.cost.kernels import kernel_seconds, seconds_of_update, work_key
 from unity_ir.cost.plan import norm_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
@@ -49,7 +49,7 @@ from unity_ir.plan.program import (
     reads,
 )
 from unity_ir.plan.schedule import Action, ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
-from unity_ir.simulate.streams import Classes, Streams, pinned_axes, ticks
+from unity_ir.simulate.streams import Classes, Step, Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import (
     BACKWARD,
     BACKWARD_MOVE,
@@ -124,8 +124,11 @@ class _Replay:
         """The first task on each stream."""
         self.pending: dict[tuple[Register, int], int] = {}
         """The collective that makes a register, by device class, until it is waited for."""
-        self.started: dict[Register, Start] = {}
-        """The collectives that have started and are not waited for yet, by their first result."""
+        self.started: dict[Register, tuple[Start, Copies]] = {}
+        """
+        The collectives that have started and are not waited for yet, by their first result, with the copies of what
+        they receive.
+        """
         self.of_copy: dict[Register, Register] = {}
         """What copies between the device and its host read that are not waited for yet, by their result."""
         self.held_until: dict[Register, tuple[int, list[int]]] = {}
@@ -145,6 +148,12 @@ class _Replay:
         self.update_of = {i.weight: i for i in plan.program.body if isinstance(i, UpdateWeight)}
         copied = (a for a in plan.updates if isinstance(a, StateCopy))
         self.window_bytes = {a.number: sum(state_bytes(plan.program, p) for p in a.parts) for a in copied}
+        self.lengths: dict[object, int] = {}
+        """The ticks of kernels, by what they do."""
+        self.steps: dict[object, Step] = {}
+        """Moves as the simulation needs them, by what they do."""
+        self.places: dict[Register, tuple[Register, bool, bool]] = {}
+        """What `_place` has found."""
         self.played: list[PlayedLine] = []
         self.is_backward = False
         self.syncs = _syncs(plan)
@@ -213,12 +222,13 @@ class _Replay:
 
     def _line(self, line: ScheduledLine) -> None:
         self._play(line.action)
+        if isinstance(line.action, Compute):  # most are, and a test is faster than a pattern
+            self._compute(line.action)
+            self.is_backward |= self.loss in line.action.results
+            return
         match line.action:
             case Leaf():
                 pass
-            case Compute() as compute:
-                self._compute(compute)
-                self.is_backward |= self.loss in compute.results
             case Wait(registers):
                 self._wait(registers)
             case TimeStep() as step:
@@ -248,11 +258,15 @@ class _Replay:
     def _compute(self, compute: Compute) -> None:
         is_first = (self.piece if self.program.is_in_pieces(compute) else self.micro_batch) == 0
         added = 0 if is_first else self.plan.added_bytes(compute)
-        seconds = kernel_seconds(self.program, compute, self.streams.machine.device, added)
+        key = added, work_key(self.program, compute)
+        length = self.lengths.get(key)
+        if length is None:
+            seconds = kernel_seconds(self.program, compute, self.streams.machine.device, added)
+            length = self.lengths[key] = ticks(seconds)
         kind = BACKWARD if self.is_backward else FORWARD
-        where = self.streams.where(self._layout(compute.results[0]))
-        label = Label(kind, compute.operator, "", self.program.tensors[compute.results[0]])
-        done = [self._on_compute(k, ticks(seconds), label) for k in where]
+        result = self.program.tensors[compute.results[0]]
+        label = Label(kind, compute.operator, "", result)
+        done = [self._on_compute(k, length, label) for k in self.streams.where(result.layout)]
         self._use((*compute.operands, *compute.results), done)
 
     def _start(self, start: Start) -> None:
@@ -260,7 +274,7 @@ class _Replay:
         moves = moves_of(start)
         first, layout = moves[0], self._layout(moves[0].operand)
         tensor = self.program.tensors[first.result]
-        kind, length, levels, groups = self.streams.step(bucket_move(self.program, moves), layout, tensor.dtype)
+        kind, length, levels, groups = self._step(moves)
         of = self.names[first.operand] if len(moves) == 1 else f"{len(moves)} values"
         label = Label(self._kind(first.result), kind, of, tensor)
         operands, results = [r for m in moves for r in reads(m)], [m.result for m in moves]
@@ -268,7 +282,8 @@ class _Replay:
             done = [self._on_compute(k, length, label) for group in groups for k in group]
             self._use((*operands, *results), done)
             return
-        packed = self._copy(self.plan.copies(start)[0], label, layout)
+        before, after = self.plan.copies(start)
+        packed = self._copy(before, label, layout)
         done = [self._collective(group, levels, length, label, results) for group in groups]
         if first.kind == "all_reduce":
             # It is done in place, on its result, into which operands that are still wanted were copied.
@@ -278,7 +293,18 @@ class _Replay:
             self._use(operands, [*packed, *done])
             self._use(results, done)
             self._hold(operands, packed)
-        self.started[results[0]] = start
+        self.started[results[0]] = start, after
+
+    def _step(self, moves: Sequence[ReshardMove | HaloExchange]) -> Step:
+        """Return the move that several are as one call."""
+        tensors = self.program.tensors
+        dtype = tensors[moves[0].result].dtype
+        key = tuple([(replace(move, operand=0, result=0), tensors[move.operand]) for move in moves]), dtype
+        found = self.steps.get(key)
+        if found is None:
+            move, layout = bucket_move(self.program, moves), self._layout(moves[0].operand)
+            found = self.steps[key] = self.streams.step(move, layout, dtype)
+        return found
 
     def _started_before(self, each: StartedSum) -> None:
         """Add what is left of a sum that another part has started, on each device class that takes part."""
@@ -325,12 +351,13 @@ class _Replay:
                 self.copied.append((size, [*tasks, *done]))
             if register in self.of_copy:
                 self._use([self.of_copy.pop(register)], done)
-            if (start := self.started.pop(register, None)) is None:
+            if (started := self.started.pop(register, None)) is None:
                 continue
+            start, received = started
             moves = moves_of(start)
             if moves[0].kind != "all_reduce":
                 self._use([r for m in moves for r in reads(m)], done)
-            joined = self._copy(self.plan.copies(start)[1], label, self._layout(register))
+            joined = self._copy(received, label, self._layout(register))
             results = [m.result for m in moves]
             self._use(results, joined)
             self._hold(results, joined)
@@ -434,12 +461,21 @@ class _Replay:
         return number
 
     def _use(self, registers: Iterable[Register], tasks: Sequence[int]) -> None:
-        for held in map(self.plan.schedule.held, registers):
-            register = self.program.added.get(held, held)
-            is_made_once = register in self.kept or self.program.when.get(register) not in ("early", "every")
-            at = 0 if is_made_once else self.micro_batch
-            piece = self.piece if register in self.program.in_pieces else 0
-            self.uses.setdefault((register, at, piece), []).extend(tasks)
+        places, uses = self.places, self.uses
+        for register in registers:
+            found = places.get(register)
+            if found is None:
+                found = places[register] = self._place(register)
+            of, is_made_once, is_in_pieces = found
+            use = of, 0 if is_made_once else self.micro_batch, self.piece if is_in_pieces else 0
+            uses.setdefault(use, []).extend(tasks)
+
+    def _place(self, register: Register) -> tuple[Register, bool, bool]:
+        """Return the register in whose memory this one is, and whether it is made once, and in pieces of the loss."""
+        held = self.plan.schedule.held(register)
+        of = self.program.added.get(held, held)
+        is_made_once = of in self.kept or self.program.when.get(of) not in ("early", "every")
+        return of, is_made_once, of in self.program.in_pieces
 
     def _kind(self, moved: Register) -> int:
         """Return the kind of a move's task, given its result."""

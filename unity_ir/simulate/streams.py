@@ -21,7 +21,7 @@ from unity_ir.machine.device import COPIES
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import BETWEEN_DEVICES, FREE
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, is_pinned, pinned_at, pins_of
+from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, Pins, is_pinned, pinned_at, pins_of
 
 TICKS = 10**12
 """Ticks per second. Times are whole picoseconds, so that sums are exact."""
@@ -127,8 +127,17 @@ class Streams:
         mesh axis. These are the classes at the coordinates that `roles` pins axes to, or all if it pins none. Axes
         pinned in `roles` must be among `axes`.
         """
-        fixed = [(self.axes.index(axis), pin) for axis, pin in pins_of(roles)]
-        return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
+        pins = pins_of(roles)
+        found = self._where.get(pins)
+        if found is None:
+            fixed = [(self.axes.index(axis), pin) for axis, pin in pins]
+            found = tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
+            self._where[pins] = found
+        return found
+
+    @cached_property
+    def _where(self) -> dict[Pins, Classes]:
+        return {}
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
         """

@@ -69,6 +69,19 @@ def test_equal_nodes_are_one_and_different_ones_are_not():
     assert leaf("weight", TYPE, name="x") is not leaf("input", TYPE, name="x")
 
 
+def test_nodes_that_differ_in_their_operands_alone_have_one_form():
+    x, y = (leaf("input", TYPE, name=name).result for name in "xy")
+    assert apply("add", [x, y]).form is apply("add", [y, x]).form
+    assert apply("add", [x, y]).form is not apply("mul", [x, y]).form
+    # A value that is read twice counts once, and its gradients are added.
+    assert apply("add", [x, x]).form is not apply("add", [x, y]).form
+    assert apply("add", [x, x]).form.repeats == (0, 0)
+    assert apply("relu", [leaf("input", TYPE, name="z").result]).form is apply("relu", [x]).form
+    other = leaf("input", tensor_type((6, 4), "f64"), name="x").result
+    assert apply("relu", [other]).form is not apply("relu", [x]).form
+    assert parallel("replicate", x, by=2).form is not parallel("replicate", x, by=3).form
+
+
 @pytest.mark.slow
 def test_unused_nodes_are_forgotten():
     x = leaf("input", TYPE, name="only here").result
