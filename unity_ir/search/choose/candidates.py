@@ -185,7 +185,7 @@ class Baselines:
         if any(c.name == "fsdp" and not c.fits for c in found):
             # With recompute, FSDP may gather weights again, too.
             found += self._candidates(graph, {"zero3": BY_HAND["zero3"]}, recompute=False)
-        return [*found, *self._exchanging_rows(graph)]
+        return [*found, *self._exchanging_rows(graph, found)]
 
     def _candidates(self, graph: Graph, strategies: Mapping[str, ByHand], recompute: bool = True) -> list[Candidate]:
         candidates: list[Candidate] = []
@@ -196,15 +196,15 @@ class Baselines:
                     candidates += self._recomputed(name, plan)
         return candidates
 
-    def _exchanging_rows(self, graph: Graph) -> list[Candidate]:
+    def _exchanging_rows(self, graph: Graph, others: Sequence[Candidate]) -> list[Candidate]:
         """
         Return plans of expert parallelism that exchange rows, in searches for such plans: of each degree, the greatest
-        first, with ZeRO-2, and unless that fits as it is also with ZeRO-3, each with recompute where it does not fit
-        without. Those that need recompute, but take as many seconds without it as one before with what it needs, are
-        left out.
+        first, with ZeRO-2, and unless that fits as it is also with ZeRO-3. Those that do not fit get recompute, the
+        fastest without it first, as long as they may be faster with it than these plans and `others` are.
         """
         degrees = expert_degrees(graph, self.machine, OF_ROWS) if exchange_rows() else []
         candidates: list[Candidate] = []
+        short: list[tuple[float, str, PricedPlan]] = []
         with own_budget(), suppress(OutOfBudget, UnityError):  # such as a batch that is not divisible
             for ep in reversed(degrees):
                 for zero in (2, 3):
@@ -215,8 +215,11 @@ class Baselines:
                     candidates.append(candidate(name, plan, self.optimizer))
                     if candidates[-1].fits:
                         break
-                    if as_emitted(made, self.machine, self.optimizer)[0] < min(c.emitted for c in candidates):
-                        candidates += self._recomputed(name, plan)
+                    short.append((as_emitted(made, self.machine, self.optimizer)[0], name, plan))
+            for seconds, name, plan in sorted(short, key=lambda each: each[0]):
+                if seconds >= min(c.emitted for c in (*others, *candidates)):
+                    break
+                candidates += self._recomputed(name, plan)
         return candidates
 
     def _recomputed(self, name: str, plan: PricedPlan) -> list[Candidate]:
