@@ -38,7 +38,7 @@ def with_baselines(graph: Graph, plan: PlanCost, seconds: float) -> list[Alterna
     if graph.updates:
         raise UnityError(f"@{graph.name}: baselines are of a forward, but it has its backward; plan the forward alone")
     optimizer = graph.optimizer or Optimizer()
-    candidates = Baselines(plan.machine, optimizer)((erase(graph), False))
+    candidates = Baselines(plan.machine, optimizer)((erase(graph), "usual"))
     found = [Alternative(c.name, c.emitted if isfinite(c.emitted) else None, c.seconds, c.needs) for c in candidates]
     own = Alternative("this plan", seconds, plan.time, needed(graph, plan, optimizer))
     return [own, *sorted(found, key=lambda a: (a.seconds is None, a.seconds or a.waiting))]

@@ -23,7 +23,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.schedule import AHEAD
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, expert_degrees, recipe
-from unity_ir.search.choose.candidates import Baselines
+from unity_ir.search.choose.candidates import BaselineKind, Baselines
 from unity_ir.simulate.report import simulated
 
 pytestmark = pytest.mark.slow
@@ -250,8 +250,9 @@ def test_experts_cost_four_exchanges_of_their_slots_per_layer(ep: int):
 def test_expert_parallelism_of_every_degree_is_a_baseline():
     """Also of those that are made without a search: joint compares the graph without rewrites with these alone."""
     serial, machine = build("moe", **MIXTURE, dispatch="sparse", capacity=100), a100s(2, 2)
-    for quick in (False, True):
-        found = {c.name: c.graph for c in Baselines(machine, Optimizer())((serial, quick))}
+    kinds: tuple[BaselineKind, ...] = ("usual", "quick")
+    for kind in kinds:
+        found = {c.name: c.graph for c in Baselines(machine, Optimizer())((serial, kind))}
         for ep in (2, 4):
             assert found[f"degrees,zero=2,ep={ep}"] == recipe(serial, machine, Degrees(zero=2, ep=ep))
     assert expert_degrees(serial, machine) == [2, 4]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
+from typing import Literal
 
 from unity_ir.budget import OutOfBudget, own_budget, spend
 from unity_ir.cost.plan import PlanCost, cost
@@ -49,6 +50,8 @@ USUAL = ("data-parallel", "fsdp", "expert", "tofu")
 The baselines that every search is compared with; where FSDP does not fit, with ZeRO-3, too, and for mixtures with
 expert parallelism of every degree that exchanges tokens (`exchanges`) or their rows (`Baselines._exchanging_rows`).
 """
+
+BaselineKind = Literal["quick", "usual", "exchanging rows"]
 
 QUICK = ("data-parallel", "fsdp")
 """The baselines that are made without a search."""
@@ -168,9 +171,10 @@ def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
 @dataclass(frozen=True)
 class Baselines:
     """
-    Called with (serial graph, quick), returns the graph's baseline plans as candidates, those that do not fit included;
-    if `quick`, of the `USUAL` ones only the `QUICK`. One that does not fit comes with recompute as well, FSDP also as
-    ZeRO-3. Baselines that do not apply to the graph are left out, and those for which the budget does not last.
+    Called with (serial graph, kind), returns the graph's baseline plans as candidates, those that do not fit included:
+    the `usual` ones, of these only the `quick` ones, or those `exchanging rows`. One that does not fit comes with
+    recompute as well, FSDP also as ZeRO-3. Baselines that do not apply to the graph are left out, and those for which
+    the budget does not last.
 
     Arguments and results are small, so that a worker process can do it.
     """
@@ -178,14 +182,16 @@ class Baselines:
     machine: Machine
     optimizer: Optimizer
 
-    def __call__(self, question: tuple[Graph, bool]) -> list[Candidate]:
-        graph, quick = question
-        usual = {name: BY_HAND[name] for name in (QUICK if quick else USUAL)}
+    def __call__(self, question: tuple[Graph, BaselineKind]) -> list[Candidate]:
+        graph, kind = question
+        if kind == "exchanging rows":
+            return self._exchanging_rows(graph)
+        usual = {name: BY_HAND[name] for name in (QUICK if kind == "quick" else USUAL)}
         found = self._candidates(graph, usual | exchanges(graph, self.machine))
         if any(c.name == "fsdp" and not c.fits for c in found):
             # With recompute, FSDP may gather weights again, too.
             found += self._candidates(graph, {"zero3": BY_HAND["zero3"]}, recompute=False)
-        return [*found, *self._exchanging_rows(graph, found)]
+        return found
 
     def _candidates(self, graph: Graph, strategies: Mapping[str, ByHand], recompute: bool = True) -> list[Candidate]:
         candidates: list[Candidate] = []
@@ -196,11 +202,11 @@ class Baselines:
                     candidates += self._recomputed(name, plan)
         return candidates
 
-    def _exchanging_rows(self, graph: Graph, others: Sequence[Candidate]) -> list[Candidate]:
+    def _exchanging_rows(self, graph: Graph) -> list[Candidate]:
         """
         Return plans of expert parallelism that exchange rows, in searches for such plans: of each degree, the greatest
         first, with ZeRO-2, and unless that fits as it is also with ZeRO-3. Those that do not fit get recompute, the
-        fastest without it first, as long as they may be faster with it than these plans and `others` are.
+        fastest without it first, as long as one may be the fastest.
         """
         degrees = expert_degrees(graph, self.machine, OF_ROWS) if exchange_rows() else []
         candidates: list[Candidate] = []
@@ -217,7 +223,7 @@ class Baselines:
                         break
                     short.append((as_emitted(made, self.machine, self.optimizer)[0], name, plan))
             for seconds, name, plan in sorted(short, key=lambda each: each[0]):
-                if seconds >= min(c.emitted for c in (*others, *candidates)):
+                if seconds >= min(c.emitted for c in candidates):
                     break
                 candidates += self._recomputed(name, plan)
         return candidates

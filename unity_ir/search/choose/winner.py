@@ -22,6 +22,7 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout
 from unity_ir.search.bounds.axis_counts import Bounds, ExpectedBound, KnownPlan, faster_with_bound
 from unity_ir.search.choose.candidates import (
+    BaselineKind,
     Baselines,
     Candidate,
     PricedPlan,
@@ -35,6 +36,7 @@ from unity_ir.search.choose.parallel_siblings import place_siblings
 from unity_ir.search.choose.worker import ForkedWorker, is_large_machine
 from unity_ir.search.exact.plan_graph import placed, realise
 from unity_ir.search.joint.best_first import JointPlan, joint
+from unity_ir.search.layouts.exchanged import exchange_rows
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.operator_table import cache_kernel_templates
@@ -95,7 +97,7 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
             # All processes need them, and forks inherit them.
             cache_kernel_templates(serial)
         by_hand = stack.enter_context(ForkedWorker(baselines, beside=large))
-        unrewritten = by_hand.ask((serial, True)) if strategy == "joint" else None
+        unrewritten = by_hand.ask((serial, "quick")) if strategy == "joint" else None
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
         yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, unrewritten)
 
@@ -116,28 +118,33 @@ class Chooser:
     """The graph without rewrites."""
     machine: Machine
     emitted: SimulatedPlans
-    by_hand: ForkedWorker[tuple[Graph, bool], list[Candidate]]
+    by_hand: ForkedWorker[tuple[Graph, BaselineKind], list[Candidate]]
     """Makes the baselines of a serial graph."""
     bounding: ForkedWorker[KnownPlan | ExpectedBound, tuple[float, Graph | None]]
     """Computes a lower bound, given a plan, and maybe a faster plan."""
     unrewritten_baselines: Callable[[], list[Candidate]] | None
     """Returns the baselines of the graph without rewrites."""
     _placed: dict[tuple[Graph, Graph], PricedPlan] = field(default_factory=dict[tuple[Graph, Graph], PricedPlan])
-    _asked: dict[Graph, Callable[[], list[Candidate]]] = field(
-        default_factory=dict[Graph, Callable[[], list[Candidate]]]
+    _asked: dict[tuple[Graph, BaselineKind], Callable[[], list[Candidate]]] = field(
+        default_factory=dict[tuple[Graph, BaselineKind], Callable[[], list[Candidate]]]
     )
     _bounds_asked: dict[KnownPlan, Callable[[], tuple[float, Graph | None]]] = field(
         default_factory=dict[KnownPlan, Callable[[], tuple[float, Graph | None]]]
     )
 
-    def ask_baselines(self, graph: Graph) -> Callable[[], list[Candidate]]:
+    def ask_baselines(self, graph: Graph, kind: BaselineKind = "usual") -> Callable[[], list[Candidate]]:
         """
-        Start making all baselines of a serial graph, in a worker process if a processor is free, and return a function
-        that waits for them and returns them. The baselines of a graph are made once, however often they are asked for.
+        Start making all baselines of a kind of a serial graph, in a worker process if a processor is free, and return a
+        function that waits for them and returns them. They are made once, however often they are asked for.
         """
-        if graph not in self._asked:
-            self._asked[graph] = cache(self.by_hand.ask((graph, False)))
-        return self._asked[graph]
+        key = graph, kind
+        if key not in self._asked:
+            self._asked[key] = cache(self.by_hand.ask(key))
+        return self._asked[key]
+
+    def ask_exchanging(self) -> Callable[[], list[Candidate]]:
+        """Do as `ask_baselines` for those of the graph without rewrites that exchange rows, where searches may."""
+        return self.ask_baselines(self.serial, "exchanging rows") if exchange_rows() else list
 
     def begin(self, fastest: JointPlan) -> None:
         """
@@ -146,7 +153,10 @@ class Chooser:
         """
         _, priced = self._priced(fastest.graph)
         if priced.memory_bytes > self.machine.device.usable:
-            self.ask_baselines(self.serial)
+            if exchange_rows():
+                self.ask_exchanging()
+            else:
+                self.ask_baselines(self.serial)
             if not fastest.interrupted and is_large_machine(self.machine):
                 price = price_where_short(fastest, self.serial, self.emitted.optimizer)
                 self.bounding.ask(ExpectedBound(self.serial, price))
@@ -154,6 +164,7 @@ class Chooser:
         if fastest.bound is None:
             self._ask_bound(fastest, priced)
         self.ask_baselines(fastest.rewritten)
+        self.ask_exchanging()
 
     def _ask_bound(self, found: JointPlan, priced: PlanCost) -> Callable[[], tuple[float, Graph | None]]:
         """Start computing a lower bound on the plans of `found.rewritten`, as `ask_baselines` does baselines."""
@@ -204,6 +215,31 @@ class Chooser:
         if chosen is now:
             return now
         return self.with_unrewritten(now, [*plans, *that_fit(self.ask_baselines(self.serial)())])
+
+    def or_exchanging(self, now: Unbounded) -> Unbounded:
+        """
+        Return `now` or, if one simulates faster, the result for a plan by hand that exchanges rows of experts, with the
+        bound of `now` where that is of the same graph.
+        """
+        if now.result.interrupted:
+            return now
+        try:
+            plans = that_fit(self.ask_exchanging()())
+            if now.result.derivation:
+                return self.with_unrewritten(now, plans)
+            best = self.emitted.fastest([(now.result.graph, now.result.cost)], plans)
+        except KeyboardInterrupt:
+            return Unbounded.as_is(replace(now.result, interrupted=True))
+        if best[0] is now.result.graph:
+            return now
+
+        def with_plan(of: SearchResult) -> SearchResult:
+            least = min(of.proved or of.cost, best[1], key=lambda priced: priced.time)
+            bound = None if of.bound is None else min(of.bound, least.time)
+            proved = None if least is best[1] or bound is None else least
+            return replace(of, graph=best[0], cost=best[1], joint=None, bound=bound, proved=proved)
+
+        return Unbounded(with_plan(now.result), lambda: with_plan(now.bounded()))
 
     def faster(self, now: Unbounded, other: Unbounded) -> Unbounded:
         """
@@ -320,12 +356,12 @@ class Chooser:
         If none fits, raises `refused`, the search's error, which names the smallest plan that it knows; if a baseline
         needs fewer bytes than that, an error that names the baseline instead.
         """
-        by_hand = self.ask_baselines(self.serial)
+        by_hand, exchanging = self.ask_baselines(self.serial), self.ask_exchanging()
         tried = [] if fastest.interrupted else self._recomputed(fastest)
         # Of the graph without rewrites, whichever plan is chosen; one of another graph would delay that.
         early = [each for each in tried[:1] if each[1] and each[0].of.rewritten == self.serial]
         bounds = {id(found): self._bounded(found, plans) for found, plans in early}
-        known, plans = by_hand(), _all_plans(tried)
+        known, plans = [*by_hand(), *exchanging()], _all_plans(tried)
         candidates = that_fit(known)
         if not plans and not candidates:
             least = min(known, key=lambda c: c.needs, default=None)

@@ -17,7 +17,7 @@ from unity_ir.rules.algebraic import COMMON, selected
 from unity_ir.rules.derivation import stripe_step
 from unity_ir.rules.rule import Rule
 from unity_ir.search.choose.candidates import SimulatedPlans
-from unity_ir.search.choose.winner import choosing
+from unity_ir.search.choose.winner import Unbounded, choosing
 from unity_ir.search.exchange import check_imbalance, exchanging_rows, faster_gathering, most_rows
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import rewritten_alone, sequential
@@ -141,7 +141,7 @@ class Joint:
                     raise
                 return at_hand
             if found.price == 0:
-                return chooser.result(found)
+                return chooser.or_exchanging(Unbounded.as_is(chooser.result(found))).or_interrupted()
             chosen = chooser.unbounded(found)
             if not chosen.result.interrupted:
                 chosen = chooser.with_recompute(chosen, fastest)
@@ -156,7 +156,7 @@ class Joint:
                     pass
                 except KeyboardInterrupt:
                     return replace(chosen.result, interrupted=True)
-            return chosen.or_interrupted()
+            return chooser.or_exchanging(chosen).or_interrupted()
 
 
 def _around_rings(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:
