@@ -100,12 +100,14 @@ def least_seconds(
         return found
     others = _Others(found, plan, fitted, cheap, whole, machine, optimizer)
     first = others.evaluated(found)
-    with ForkedWorker(
-        lambda _: [*map(others.evaluated, others.with_values())], beside=is_large_machine(machine)
-    ) as worker:
-        with_values = worker.ask(None)
-        has_state = optimizer.states and found.offload == "none"
-        tried = [first, *(map(others.evaluated, others.with_state()) if has_state else ()), *with_values()]
+
+    def with_values(plan: Graph) -> list[_Evaluated]:
+        return [others.evaluated(each) for each in others.with_values(plan)]
+
+    with ForkedWorker(with_values, beside=is_large_machine(machine)) as worker:
+        answer = worker.ask(plan)
+        with_state = others.with_state() if optimizer.states and found.offload == "none" else []
+        tried = [first, *map(others.evaluated, with_state), *answer()]
     known = {each.plan: each for each in tried}
     return fastest_that_fits([*known], lambda plan: known[plan].needs, lambda plan: known[plan].seconds, limit)
 
@@ -176,17 +178,17 @@ class _Others:
             return []  # the host has less memory than that takes
         return [other]
 
-    def with_values(self) -> list[Graph]:
+    def with_values(self, plan: Graph) -> list[Graph]:
         """
-        Return the plans with values at the host, as many as do not fit: with nothing recomputed or what hardly takes
-        time, which are fewer copies, and with the state on the device or at the host.
+        Return the plans that a plan becomes with values at the host, as many as do not fit: with nothing recomputed or
+        what hardly takes time, which are fewer copies, and with the state on the device or at the host.
         """
         kinds = [kind for kind in ("activations", "all") if kind == "activations" or self.optimizer.states]
         kinds = ["all"] if self.found.offload == "state" else kinds
-        bare = replace(saving_values(self.plan), loss_pieces=self.found.loss_pieces)
-        bases = [self.fitted(self.plan)] if self.cheap is None else [bare, self.cheap(bare)]
-        plans = (self._filled(replace(base, offload=kind)) for kind in kinds for base in bases)
-        return [plan for plan in plans if plan is not None]
+        bare = replace(saving_values(plan), loss_pieces=self.found.loss_pieces)
+        bases = [self.fitted(plan)] if self.cheap is None else [bare, self.cheap(bare)]
+        filled = (self._filled(replace(base, offload=kind)) for kind in kinds for base in bases)
+        return [each for each in filled if each is not None]
 
     def _filled(self, plan: Graph) -> Graph | None:
         """

@@ -89,9 +89,10 @@ class Bounds:
     machine: Machine
     optimizer: Optimizer
     _solvers: dict[tuple[int, bool], Solver] = field(default_factory=dict[tuple[int, bool], Solver])
-    _settled: dict[tuple[Graph, Price, int, Messages | None], _Settled] = field(
+    settled: dict[tuple[Graph, Price, int, Messages | None], _Settled] = field(
         default_factory=dict[tuple[Graph, Price, int, Messages | None], _Settled]
     )
+    """Of the last graph and price: the settled messages, by how many dims are merged and which ones they start from."""
 
     def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
         """
@@ -370,7 +371,7 @@ def _settled(
     Return what built the problem of a short graph with so many dims merged, and its messages, which start from the
     `coarse` ones and have settled. Those of the last graph and price are kept; they charge their work each time.
     """
-    few, known = _builder(graph, bounds, price, merge), bounds._settled
+    few, known = _builder(graph, bounds, price, merge), bounds.settled
     key = graph, price, merge, coarse
     if key in known:
         spend(known[key].work)
