@@ -439,7 +439,7 @@ def _with_rows(
     changed, costs = [*between], {each.node: each for each in operators}
     buffers: dict[Value, float] = {}
     known_rows: dict[object, tuple[ExchangedSeconds, RowCounts] | None] = {}
-    """What `rows_of` has found, in the products of all layers."""
+    """The results of `rows_of`, which products of equal layers share."""
 
     def rows_of(
         of: Node, needs: tuple[bool, ...], rows: ProductRows, variables: tuple[str, ...], parts: tuple[int, ...]

@@ -150,7 +150,7 @@ class Node:
 
     @property
     def form(self) -> Form:
-        """What the node has in common with all that are alike: see `Form`."""
+        """The form that all nodes share which differ from this one in the values they read alone: see `Form`."""
         try:
             return self._form
         except AttributeError:

@@ -165,7 +165,7 @@ class _Fuser:
         for register in self.program.outputs:
             self.readers.setdefault(register, []).append(len(body))
         self.sources: dict[Register, tuple[Register, bool]] = {}
-        """What `_source` has found."""
+        """The results of `_source`, by register."""
 
     @cached_property
     def most(self) -> int:

@@ -97,7 +97,7 @@ class _Lowering:
         self.pieces: dict[tuple[Value, Layout, Halos], Register] = {}
         """A register by its value and pieces: its layout with REPEAT for COPY."""
         self.found: dict[tuple[Value, Layout], Register] = {}
-        """What `_at` has found for values under their own names."""
+        """The registers that `_at` returned, by value and layout, where no `name` was given."""
         self.types: dict[tuple[TensorType, Layout], Tensor] = {}
         """The types of registers, by those of values."""
         self.masters: dict[Value, Register] = {}

@@ -577,7 +577,10 @@ class Program:
 
     @cached_property
     def _operator_numbers(self) -> dict[int, tuple[Compute, int]]:
-        """What `number` has found, by the object, which it keeps: operators are slow to hash."""
+        """
+        The results of `number` by the `id` of the operator, which is kept so that no other object takes it: operators
+        are slow to hash.
+        """
         return {}
 
     def __getstate__(self) -> dict[str, object]:

@@ -33,7 +33,7 @@ def with_savings(program: Program, only_results: bool = False) -> Program:
     firsts = first_with_values(program)
     forwards = {name for saving in known.values() for name in (saving.forward, saving.saving)}
     places: dict[tuple[Register, ...], list[int]] = {}
-    """Where forwards are, by the first registers with the values that they read."""
+    """The places of forwards in the body, by the registers that first held the values which they read."""
     for place, instruction in enumerate(body):
         if not isinstance(instruction, Compute):
             continue

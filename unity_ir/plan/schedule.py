@@ -290,7 +290,7 @@ class _Scheduler:
                 case UpdateWeight() | StateMove():
                     pass
         self.sources: dict[Register, tuple[Register, bool]] = {}
-        """What `_source` has found."""
+        """The results of `_source`, by register."""
         self.end = len(self.computes)
         step = body if program.part_of is None else program.part_of.body
         grads = [i.grad for i in step if isinstance(i, UpdateWeight)]

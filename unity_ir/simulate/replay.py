@@ -153,7 +153,7 @@ class _Replay:
         self.steps: dict[object, Step] = {}
         """Moves as the simulation needs them, by what they do."""
         self.places: dict[Register, tuple[Register, bool, bool]] = {}
-        """What `_place` has found."""
+        """The results of `_place`, by register."""
         self.played: list[PlayedLine] = []
         self.is_backward = False
         self.syncs = _syncs(plan)

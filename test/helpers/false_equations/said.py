@@ -89,11 +89,11 @@ class False_:
     steps: Steps
     facts: tuple[Constraint, ...] = ()
     source: Form = ()
-    """What is a number."""
+    """The source of the goal, which is a number (`replay.Given`)."""
 
 
 V = read("v")
-"""Another number."""
+"""A tensor without dims, besides `y`."""
 
 
 def value(name: str, *arguments: Form) -> Form:

@@ -1,4 +1,4 @@
-"""What cancels in a whole form, and its cases."""
+"""Steps on a whole form: terms that cancel, and cases to tell apart."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Facts:
         self._near: dict[frozenset[str], frozenset[Constraint]] = {}
         self._more: dict[frozenset[Constraint], Facts] = {}
         self.normal_forms: dict[MonoFactor, Form] = {}
-        """What `normal` made of factors where these facts hold."""
+        """The normal forms of factors where these facts hold, filled by `proof.normal`."""
 
     @property
     def questions(self) -> int:

@@ -12,9 +12,10 @@ some dims merged (`search/layouts/space.py`, `merged_dims`): moves between merge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import comb, prod
 from typing import Literal
 
@@ -92,7 +93,10 @@ class Bounds:
     settled: dict[tuple[Graph, Price, int, Messages | None], _Settled] = field(
         default_factory=dict[tuple[Graph, Price, int, Messages | None], _Settled]
     )
-    """Of the last graph and price: the settled messages, by how many dims are merged and which ones they start from."""
+    """
+    The settled messages of the last graph and price, by these two, by how dims are merged (`Spaces.merge`), and by the
+    coarser messages that they started from.
+    """
 
     def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
         """
@@ -301,10 +305,11 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
     of_short: Messages | None = None
     kinds = limits().merges
-    start = _first_kind(graph, bounds, price)
+    builder_of = cache(partial(_builder, graph, bounds, price))
+    start = _first_kind(builder_of)
     for number, kind in enumerate(kinds[start:], start + 1):
         for merge in kind:
-            builder = _builder(graph, bounds, price, merge)
+            builder = builder_of(merge)
             problem = builder.problem()
             if coarse is not None:
                 left = refine_rows(coarse[0], coarse[1].problem.rows, builder)
@@ -332,14 +337,17 @@ def _prepare(graph: Graph, bounds: Bounds, price: Price) -> None:
     if short is None or _kind(graph, bounds.machine) != "messages":
         return
     coarse: Messages | None = None
-    for merge, *_ in limits().merges[_first_kind(graph, bounds, price) :]:
+    for merge, *_ in limits().merges[_first_kind(partial(_builder, graph, bounds, price)) :]:
         _, coarse = _settled(short.graph, bounds, price, merge, coarse)
 
 
-def _first_kind(graph: Graph, bounds: Bounds, price: Price) -> int:
-    """Return the number of the coarsest kind of problem (`limits().merges`) that `_messages` begins with."""
+def _first_kind(builder_of: Callable[[int], SharedFactorGraphBuilder]) -> int:
+    """
+    Return the index in `limits().merges` of the kind of problem that `_messages` begins with: the last but one if its
+    passes are cheap, else the first. `builder_of(merge)` builds the graph's problem with dims merged so.
+    """
     last = len(limits().merges) - 2
-    return last if last >= 0 and _is_direct(_builder(graph, bounds, price, limits().merges[last][0])) else 0
+    return last if last >= 0 and _is_direct(builder_of(limits().merges[last][0])) else 0
 
 
 def _builder(graph: Graph, bounds: Bounds, price: Price, merge: int) -> SharedFactorGraphBuilder:
@@ -368,8 +376,9 @@ def _settled(
     graph: Graph, bounds: Bounds, price: Price, merge: int, coarse: Messages | None
 ) -> tuple[SharedFactorGraphBuilder, Messages]:
     """
-    Return what built the problem of a short graph with so many dims merged, and its messages, which start from the
-    `coarse` ones and have settled. Those of the last graph and price are kept; they charge their work each time.
+    Return (builder, messages) for a short graph whose dims are merged as `merge` says (`Spaces.merge`): the builder of
+    its factor graph, and messages that started from `coarse` and have settled. Messages of the last graph and price are
+    kept; each call charges the work of settling them to the budget.
     """
     few, known = _builder(graph, bounds, price, merge), bounds.settled
     key = graph, price, merge, coarse
