@@ -78,6 +78,7 @@ def test_imports_go_down():
 ROOMS = {
     "search": [
         {"layouts"},
+        {"worker"},
         {"exact"},
         {"joint", "baselines", "tofu", "flexflow", "unity"},
         {"memory"},

@@ -16,8 +16,8 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import OFFLOADS, Graph, Node, Value, rebuild, rewrite
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.search.choose.worker import ForkedWorker, is_large_machine
 from unity_ir.search.recompute.fit import bytes_needed, without_recompute
+from unity_ir.search.worker import ForkedWorker, is_large_machine
 from unity_ir.simulate.report import as_emitted
 
 AUTO = "auto"

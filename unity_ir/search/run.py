@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from time import perf_counter
 
 from unity_ir.budget import Budget, OutOfBudget, own_budget, within
@@ -81,6 +82,7 @@ def run(
     loss_pieces: str | None = None,
     stages: Stages | None = None,
     offload: str | None = None,
+    rival: float = inf,
 ) -> SearchResult:
     """
     Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
@@ -105,12 +107,15 @@ def run(
     (`all`), or any of these where memory is short and it costs less than recompute (`auto`, the default of joint and
     sequential; that of others is `none`). Stages keep all of it on the devices.
 
+    `rival` is the number of seconds, as emitted, of the best plan known: of a slower one, where memory is short, no
+    bound is computed.
+
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
     cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
     plan that does not fit the machine's memory.
     """
     offloaded = _offload(strategy, offload, stages)
-    given = strategy, optimizer, options, progress, budget, micro_batches, recompute, loss_pieces, stages
+    given = strategy, optimizer, options, progress, budget, micro_batches, recompute, loss_pieces, stages, rival
     try:
         return _run(graph, machine, *given, offloaded, offloaded == AUTO)
     except (DoesNotFit, Refused):
@@ -134,6 +139,7 @@ def _run(
     recompute: str | None,
     loss_pieces: str | None,
     stages: Stages | None,
+    rival: float,
     offloaded: str,
     is_compared: bool,
 ) -> SearchResult:
@@ -168,7 +174,7 @@ def _run(
     def search(machine: Machine) -> SearchResult:
         try:
             with within(budget):
-                found = chosen.search(serial, machine, own, SearchContext(optimizer, progress, micro_batches))
+                found = chosen.search(serial, machine, own, SearchContext(optimizer, progress, micro_batches, rival))
         except KeyboardInterrupt:
             found = _at_hand(serial, machine, strategy, optimizer, budget)
         if budget.ended:
@@ -236,7 +242,7 @@ def _run(
                 result = _with_loss_pieces(result, machine, optimizer)
             if strategy in WITHIN_MEMORY and result.bound is None and not result.interrupted:
                 with exchanging(rows):
-                    result = _bounded(result, machine, optimizer)
+                    result = _bounded(result, machine, optimizer, rival)
         else:
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)
@@ -262,14 +268,16 @@ def _run(
     return result
 
 
-def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:
+def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer, rival: float) -> SearchResult:
     """
     Return the result of a search that has put something at the host with a lower bound on all plans of its graph,
     whatever memory they take: what is at the host changes neither kernels nor moves between devices. Bounds are of
-    plans that make the loss whole; others are returned as they are.
+    plans that make the loss whole; others, and those slower than `rival` seconds, are returned as they are.
     """
     plan = result.graph
     if plan.offload == "none" or plan.loss_pieces > 1:
+        return result
+    if as_emitted(plan, machine, optimizer)[0] * limits().faster > rival:
         return result
     with own_budget():
         try:

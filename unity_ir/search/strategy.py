@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Protocol, get_args, get_type_hints
@@ -33,6 +34,8 @@ class SearchContext:
     Number of micro-batches in a step, of which the graph is one: seconds that a step spends once (updates, moves of
     weights) count 1 / `micro_batches`.
     """
+    rival: float = inf
+    """Seconds of the best plan known as emitted: a slower one, found where memory is short, needs no bound."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.algebraic import selected
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule
-from unity_ir.search.choose.worker import ForkedWorker
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exchange import exchanging_rows, most_rows
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
@@ -42,6 +41,7 @@ from unity_ir.search.run import recompute_kind, run, run_in_time
 from unity_ir.search.strategies.joint import JointOptions
 from unity_ir.search.strategy import OptionValue, make_options, strategy_named
 from unity_ir.search.throughput import most_throughput
+from unity_ir.search.worker import ForkedWorker
 from unity_ir.simulate.report import as_emitted
 
 RECOMPUTES = 1.1
@@ -160,7 +160,8 @@ def run_with_stages(
         if micro_batches == "auto":
             result = run_in_time(graph, machine, *given, recompute, loss_pieces, offload=offload)
         else:
-            result = run(graph, machine, *given, micro_batches, recompute, loss_pieces, offload=offload)
+            rival = inf if pipeline is None else pipelines.emitted(pipeline)
+            result = run(graph, machine, *given, micro_batches, recompute, loss_pieces, offload=offload, rival=rival)
     except UnityError as error:
         if not is_open:
             raise
@@ -243,7 +244,7 @@ class _Pipelines:
         Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found. Where
         none fits that may exchange rows, one is looked for whose rows are gathered.
         """
-        seconds = inf if result is None else self._emitted(result)
+        seconds = inf if result is None else self.emitted(result)
         for rows in dict.fromkeys((self.rows, 0.0)):
             try:
                 with exchanging(rows):
@@ -274,9 +275,10 @@ class _Pipelines:
 
     def is_faster(self, pipeline: SearchResult, result: SearchResult) -> bool:
         """Return whether a pipeline is faster, as emitted, than another plan."""
-        return self._emitted(pipeline) < self._emitted(result) * limits().faster
+        return self.emitted(pipeline) < self.emitted(result) * limits().faster
 
-    def _emitted(self, result: SearchResult) -> float:
+    def emitted(self, result: SearchResult) -> float:
+        """Return the seconds of a result's plan as emitted."""
         return as_emitted(result.graph, self.machine, self.optimizer)[0]
 
     def fastest(self, stages: Stages | None, than: float = inf) -> SearchResult | None:

@@ -14,8 +14,8 @@ from unity_ir import models
 from unity_ir.pcg.graph import Graph
 from unity_ir.search import run
 from unity_ir.search.choose import worker
-from unity_ir.search.choose.worker import ForkedWorker
 from unity_ir.search.layouts.limits import limited
+from unity_ir.search.worker import ForkedWorker
 
 WAYS = pytest.mark.parametrize("beside", [True, False])
 

@@ -21,7 +21,7 @@ from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
-from unity_ir.search.choose.winner import plans_with_hidden_moves
+from unity_ir.search.choose.hidden_moves import plans_with_hidden_moves
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.joint.best_first import joint
 from unity_ir.search.layouts.limits import limits

@@ -63,11 +63,11 @@ class KnownPlan:
 
 @dataclass(frozen=True)
 class ExpectedBound:
-    """A bound, on the plans of a serial graph that fit, which will likely be asked for: `Bounds` prepares it."""
+    """A bound on the plans of a serial graph, which will likely be asked for: `Bounds` prepares it."""
 
     graph: Graph
-    price: float
-    """Seconds charged per byte."""
+    price: float = 0.0
+    """Seconds charged per byte: above 0 where memory is short, and the bound is of plans that fit."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Bounds:
         least, plan = 0.0, None
         if isinstance(known, ExpectedBound):
             with suppress(OutOfBudget), own_budget():
-                _prepare(known.graph, self, Price(1.0, known.price, again=True))
+                _prepare(known.graph, self, Price(1.0, known.price, again=True) if known.price else TIME)
             return least, plan
         try:
             with own_budget():
@@ -266,13 +266,14 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     return without_free_moves(least, known.graph, bounds.machine) - known.price * limit
 
 
-def is_tabulated(graph: Graph, bounds: Bounds) -> bool:
+def is_tabulated(graph: Graph, machine: Machine) -> bool:
     """
     Return whether the lower bound of a serial graph is computed exactly, with dense tables of pairs of layouts: the
     minimum over layouts that only count how many equal mesh axes have each role. That is so if these tables are small
-    enough (`limits().count_pairs`). For larger graphs, messages (TRW-S) give a lower bound on that minimum.
+    enough (`limits().count_pairs`): bounding may then find a plan that is faster than the one known. For larger graphs,
+    messages (TRW-S) give a lower bound on that minimum.
     """
-    return _kind(graph, bounds.machine) == "tables"
+    return _kind(graph, machine) == "tables"
 
 
 def bound_at(graph: Graph, bounds: Bounds, price: Price, known: float) -> float:
@@ -468,8 +469,8 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
         rows, before = messages.rows, best
         for passed in (messages.forward, messages.backward):
             before, least = messages.bound, passed(limit)
-            if messages.restarted and messages.problem.steps() > limits().long_sums:
-                # Another pass hardly raises the bound of settled messages.
+            if messages.restarted and messages.problem.steps() > (limits().long_sums if coarse else limits().once_sums):
+                # Another pass hardly raises the bound of settled messages; at most it drops rows for a finer problem.
                 return min(known, messages.bound)
             if known <= least * (1 + limits().proved) or (
                 known <= least * (1 + limits().near) and messages.problem.steps() > limits().cheap_sums

@@ -7,10 +7,11 @@ operators on parts of the machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from math import inf
 from typing import Any
 
 from unity_ir.budget import within
@@ -20,7 +21,8 @@ from unity_ir.pcg.graph import Graph, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout
-from unity_ir.search.bounds.axis_counts import Bounds, ExpectedBound, KnownPlan, faster_with_bound
+from unity_ir.search.bounds.axis_counts import Bounds, ExpectedBound, KnownPlan, faster_with_bound, is_tabulated
+from unity_ir.search.choose.beside import Beside
 from unity_ir.search.choose.candidates import (
     BaselineKind,
     Baselines,
@@ -31,28 +33,26 @@ from unity_ir.search.choose.candidates import (
     fits,
     that_fit,
 )
+from unity_ir.search.choose.hidden_moves import Shares, plans_with_hidden_moves
 from unity_ir.search.choose.parallel_branches import place_branches
 from unity_ir.search.choose.parallel_siblings import place_siblings
-from unity_ir.search.choose.worker import ForkedWorker, is_large_machine
 from unity_ir.search.exact.plan_graph import placed, realise
-from unity_ir.search.joint.best_first import JointPlan, joint
+from unity_ir.search.exact.solver import Solver
+from unity_ir.search.joint.best_first import JointPlan, PricedGraph, joint
 from unity_ir.search.layouts.exchanged import exchange_rows
 from unity_ir.search.layouts.limits import limits
-from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.operator_table import cache_kernel_templates
 from unity_ir.search.memory.lagrangian import Refused
 from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.recompute.priced import LayoutsWithRecompute, layouts_with_recompute, price_where_short
 from unity_ir.search.result import SearchResult
+from unity_ir.search.worker import ForkedWorker, is_large_machine
 
 STARTS = ("data-parallel", "expert")
 """
 The baselines from which branches are put on parts of the machine, too, in graphs of few operators: each branch has the
 layout that it has there, within its part, which may be a better one than in the plan that is best on all devices.
 """
-
-Shares = Sequence[float]
-"""Shares (0 to 1) of the seconds of weights' moves that are taken to be free, as overlapped with kernels, ascending."""
 
 Recomputed = tuple[LayoutsWithRecompute, list[PricedPlan]]
 """Layouts of one graph where memory is short, with those of its plans with recompute that fit."""
@@ -82,13 +82,15 @@ class Unbounded:
 
 
 @contextmanager
-def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer) -> Generator[Chooser]:
+def choosing(
+    strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer, rival: float = inf
+) -> Generator[Chooser]:
     """
     Yield a `Chooser`, which picks the final plan for the serial graph `serial`, as a context manager around its search.
 
-    `strategy` is the name put into results. On large machines (more than `limits().exact_axes` mesh axes) two forked
-    processes compute baselines and lower bounds beside the search, and end with the `with` statement; on others these
-    are computed when asked for.
+    `strategy` is the name put into results, and `rival` the seconds as emitted of the best plan known. On large
+    machines (more than `limits().exact_axes` mesh axes) two forked processes compute baselines and lower bounds beside
+    the search, and end with the `with` statement; on others these are computed when asked for.
     """
     bounds, baselines = Bounds(machine, optimizer), Baselines(machine, optimizer)
     large = is_large_machine(machine)
@@ -99,7 +101,9 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
         by_hand = stack.enter_context(ForkedWorker(baselines, beside=large))
         unrewritten = by_hand.ask((serial, "quick")) if strategy == "joint" else None
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
-        yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, unrewritten)
+        emitted = SimulatedPlans(machine, optimizer)
+        beside = Beside(serial, machine, optimizer, stack)
+        yield Chooser(strategy, serial, machine, emitted, by_hand, bounding, beside, unrewritten, rival)
 
 
 @dataclass(frozen=True)
@@ -122,8 +126,12 @@ class Chooser:
     """Makes the baselines of a serial graph."""
     bounding: ForkedWorker[KnownPlan | ExpectedBound, tuple[float, Graph | None]]
     """Computes a lower bound, given a plan, and maybe a faster plan."""
+    beside: Beside
+    """Simulates plans as emitted, and finds plans of the graph without rewrites."""
     unrewritten_baselines: Callable[[], list[Candidate]] | None
     """Returns the baselines of the graph without rewrites."""
+    rival: float = inf
+    """Seconds as emitted of the best plan known: slower plans found where memory is short get no bound."""
     _placed: dict[tuple[Graph, Graph], PricedPlan] = field(default_factory=dict[tuple[Graph, Graph], PricedPlan])
     _asked: dict[tuple[Graph, BaselineKind], Callable[[], list[Candidate]]] = field(
         default_factory=dict[tuple[Graph, BaselineKind], Callable[[], list[Candidate]]]
@@ -146,6 +154,22 @@ class Chooser:
         """Do as `ask_baselines` for those of the graph without rewrites that exchange rows, where searches may."""
         return self.ask_baselines(self.serial, "exchanging rows") if exchange_rows() else list
 
+    def expect(self, found: PricedGraph, solver: Solver) -> None:
+        """
+        Have workers, if there are any, begin what the result will likely need, given a graph that the search has
+        priced: first the graph without rewrites, then the one that it will likely return.
+        """
+        if not is_large_machine(self.machine):
+            return
+        plan, priced = self._priced(realise(found.graph, found.plan, solver))
+        if priced.memory_bytes > self.machine.device.usable:
+            return
+        if found.graph == self.serial and not self.beside.begun:
+            self.beside.begin(found.plan, solver, plan)
+        else:
+            self.ask_baselines(found.graph)
+        self.beside.simulate(plan)
+
     def begin(self, fastest: JointPlan) -> None:
         """
         Have the workers, if there are any, begin what the result will likely need: of `fastest`, the plan found as if
@@ -157,14 +181,27 @@ class Chooser:
                 self.ask_exchanging()
             else:
                 self.ask_baselines(self.serial)
-            if not fastest.interrupted and is_large_machine(self.machine):
+            if not fastest.interrupted and is_large_machine(self.machine) and self.rival == inf:
                 price = price_where_short(fastest, self.serial, self.emitted.optimizer)
                 self.bounding.ask(ExpectedBound(self.serial, price))
             return
-        if fastest.bound is None:
-            self._ask_bound(fastest, priced)
         self.ask_baselines(fastest.rewritten)
         self.ask_exchanging()
+        self.beside.simulate(fastest.graph)
+        if fastest.bound is None and self._is_source_faster(fastest):
+            self.bounding.ask(ExpectedBound(self.serial))
+        elif fastest.bound is None:
+            self._ask_bound(fastest, priced)
+
+    def _is_source_faster(self, found: JointPlan) -> bool:
+        """
+        Return whether, as emitted, the plan of the graph without rewrites is faster than the plan found, whose sum of
+        seconds is less; False where no process simulates both.
+        """
+        source = self.beside.source
+        return (
+            source is not None and self.emitted.fastest([self._priced(found.graph), self._priced(source)])[0] is source
+        )
 
     def _ask_bound(self, found: JointPlan, priced: PlanCost) -> Callable[[], tuple[float, Graph | None]]:
         """Start computing a lower bound on the plans of `found.rewritten`, as `ask_baselines` does baselines."""
@@ -179,18 +216,31 @@ class Chooser:
         alternative: a baseline, a plan on parts of the machine, or a plan of another rewrite. If Ctrl-C or the budget
         ends the comparison, the result is the best so far, marked as interrupted.
         """
-        with ForkedWorker(partial(self._unrewritten, found), beside=is_large_machine(self.machine)) as worker:
-            asked: list[Callable[[], list[Candidate]]] = []
-            result = self._choose(found, lambda shares: asked.append(worker.ask(shares))).or_interrupted()
-            try:
-                if not result.interrupted:
-                    result = self._with_rival(result, found)
-                if self.unrewritten_baselines is not None and result.derivation and not result.interrupted:
-                    plans = [candidate for answer in asked for candidate in answer()]
-                    result = self._or_unrewritten(Unbounded.as_is(result), plans).or_interrupted()
-            except KeyboardInterrupt:
-                result = replace(result, interrupted=True)
-            return result
+        asked: list[Callable[[], list[Candidate]]] = []
+
+        def meanwhile(shares: Shares) -> None:
+            # If the found plan has rewrites, and memory is not short.
+            if self.strategy == "joint" and found.derivation and found.source is not None and found.price == 0:
+                asked.append(self.beside.unrewritten(found.source, found.solver, shares))
+
+        now = self._compared(self._choose(found, meanwhile, later=self._is_source_faster(found)), found)
+        if now.result.interrupted:
+            return now.result
+        try:
+            now = self._with_rival(now, found)
+            if self.unrewritten_baselines is not None and now.result.derivation and not now.result.interrupted:
+                plans = [candidate for answer in asked for candidate in answer()]
+                now = self._or_unrewritten(now, plans)
+        except KeyboardInterrupt:
+            return replace(now.result, interrupted=True)
+        return now.or_interrupted()
+
+    def _compared(self, now: Unbounded, found: JointPlan) -> Unbounded:
+        """
+        Return the result for a plan found, to be compared with others: with its bound, where bounding may find a faster
+        plan. Elsewhere only the fastest of all is bounded.
+        """
+        return Unbounded.as_is(now.or_interrupted()) if is_tabulated(found.rewritten, self.machine) else now
 
     def unbounded(self, found: JointPlan) -> Unbounded:
         """
@@ -215,6 +265,11 @@ class Chooser:
         if chosen is now:
             return now
         return self.with_unrewritten(now, [*plans, *that_fit(self.ask_baselines(self.serial)())])
+
+    def with_bound(self, now: Unbounded) -> SearchResult:
+        """Return a result with its bound, unless it is slower than the best plan known."""
+        is_slower = self.emitted.seconds((now.result.graph, now.result.cost)) * limits().faster > self.rival
+        return now.result if is_slower else now.or_interrupted()
 
     def or_exchanging(self, now: Unbounded) -> Unbounded:
         """
@@ -359,7 +414,7 @@ class Chooser:
         by_hand, exchanging = self.ask_baselines(self.serial), self.ask_exchanging()
         tried = [] if fastest.interrupted else self._recomputed(fastest)
         # Of the graph without rewrites, whichever plan is chosen; one of another graph would delay that.
-        early = [each for each in tried[:1] if each[1] and each[0].of.rewritten == self.serial]
+        early = [each for each in tried[:1] if each[1] and each[0].of.rewritten == self.serial and self.rival == inf]
         bounds = {id(found): self._bounded(found, plans) for found, plans in early}
         known, plans = [*by_hand(), *exchanging()], _all_plans(tried)
         candidates = that_fit(known)
@@ -371,13 +426,19 @@ class Chooser:
         of_source = next((each for each in tried if each[0].of.rewritten == self.serial), None)
         chosen = _with_plan(tried, best) or of_source
         if chosen is None:
-            bound = self._bound_with_recompute(self.serial, best, tried[0][0].price if tried else 0.0)
-            return SearchResult(self.strategy, *best, (), min(best[1].time, bound()), fastest.explored)
+            price = tried[0][0].price if tried else 0.0
+            result = SearchResult(self.strategy, *best, explored=fastest.explored)
+
+            def bounded() -> SearchResult:
+                least = self._bound_with_recompute(self.serial, best, price)()
+                return replace(result, bound=min(best[1].time, least))
+
+            return self.with_bound(Unbounded(result, bounded))
         found, plans = chosen
         if candidates and chosen is of_source:
             plans = [*plans, self.emitted.plan(min(candidates, key=lambda c: c.seconds))]
-        bound = bounds.get(id(found)) or self._bounded(found, plans)
-        return self._of_recompute(best, plans, found, fastest.explored, bound).or_interrupted()
+        bound = bounds.get(id(found)) or (lambda: self._bounded(found, plans)())
+        return self.with_bound(self._of_recompute(best, plans, found, fastest.explored, bound))
 
     def _priced(self, graph: Graph) -> PricedPlan:
         return graph, cost(graph, self.machine, self.emitted.optimizer)
@@ -428,7 +489,8 @@ class Chooser:
         is_small = len(own[1].operators) <= limits().sibling_operators
         if is_small:
             meanwhile(limits().hidden_shares)
-        hidden = [((), own), *plans_with_hidden_moves(found, self.machine, optimizer, limits().hidden_shares)]
+        moves = plans_with_hidden_moves(found, self.machine, optimizer, limits().hidden_shares, self.beside.simulate)
+        hidden = [((), own), *moves]
         plans = [plan for _, plan in hidden]
         shares, _ = min(hidden, key=lambda each: self.emitted.seconds(each[1]))
         if shares and not is_small:
@@ -490,8 +552,10 @@ class Chooser:
         with ForkedWorker(on_branches, beside=is_large_machine(self.machine)) as worker:
             answer = worker.ask(None)
             siblings, branches = place_siblings(*on), answer()
-        others = siblings, None if branches is None else self._priced(branches)
-        return self.emitted.fastest([plan, *(p for p in others if p is not None)])
+        others = [plan for plan in (siblings, None if branches is None else self._priced(branches)) if plan is not None]
+        for other, _ in others:
+            self.beside.simulate(other)
+        return self.emitted.fastest([plan, *others])
 
     def _branches_of(self, found: JointPlan, starts: Sequence[Graph]) -> list[Candidate]:
         """Return plans that fit, with branches on parts of the machine, made from baselines of the rewritten graph."""
@@ -499,49 +563,28 @@ class Chooser:
         made = [place_branches(found.rewritten, self.machine, optimizer, start, ({}, {})) for start in starts]
         return that_fit(candidate("branches", plan, optimizer) for plan in made if plan is not None)
 
-    def _with_rival(self, result: SearchResult, found: JointPlan) -> SearchResult:
+    def _with_rival(self, now: Unbounded, found: JointPlan) -> Unbounded:
         """Return the result, or that of the graph that is fastest on one device, if its plan simulates faster."""
         rival = found.rival if found.price == 0 else None
         if rival is None:
-            return result
-        now = result.graph, result.cost
-        slower = self.emitted.fastest([now, self._priced(rival.graph)]) is now
-        if slower and len(result.cost.operators) > limits().rival_operators:
-            return result
+            return now
+        own = now.result.graph, now.result.cost
+        slower = self.emitted.fastest([own, self._priced(rival.graph)]) is own
+        if slower and len(now.result.cost.operators) > limits().rival_operators:
+            return now
         rivals = [rival]
         if not rival.solver.spaces.axis_by_axis:
             # How axes are best cut into groups for the graph as it was says little about this one.
-            own = joint(rival.rewritten, self.machine, (), self.emitted.optimizer, like=self.serial)
-            rivals += [replace(own, derivation=rival.derivation)] if own.graph != rival.graph else []
+            alone = joint(rival.rewritten, self.machine, (), self.emitted.optimizer, like=self.serial)
+            rivals += [replace(alone, derivation=rival.derivation)] if alone.graph != rival.graph else []
+        explored = now.result.explored
         for other in rivals:
-            chosen = self._choose(other).or_interrupted()
-            better = self.emitted.fastest([(result.graph, result.cost), (chosen.graph, chosen.cost)])
-            if better[0] is not result.graph:
-                result = replace(chosen, explored=result.explored)
-            result = replace(result, interrupted=chosen.interrupted)
-        return result
-
-    def _unrewritten(self, found: JointPlan, shares: Shares) -> list[Candidate]:
-        """
-        Return plans of the graph without rewrites that fit, if the found one has rewrites and memory is not short.
-        Without `shares`, these are that of the least sum of seconds, and that with branches on parts of the machine,
-        since rewrites may have joined branches; otherwise those that are optimal if one of these shares of the seconds
-        of weights' moves is free.
-        """
-        if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
-            return []
-        optimizer = self.emitted.optimizer
-        graph = realise(self.serial, found.source, found.solver)
-        if shares:
-            source = replace(found, graph=graph, rewritten=self.serial)
-            hidden = plans_with_hidden_moves(source, self.machine, optimizer, shares)
-            return that_fit(candidate("overlapped", plan, optimizer) for _, plan in hidden)
-        first = candidate("source", self._priced(graph), optimizer)
-        if not first.fits:
-            return []
-        _, rests, relays = placed(self.serial, found.source, found.solver)
-        on_parts = place_branches(self.serial, self.machine, optimizer, graph, (rests, relays))
-        return [first, *that_fit([] if on_parts is None else [candidate("branches", on_parts, optimizer)])]
+            chosen = self._compared(self._choose(other), other)
+            plans = [(each.result.graph, each.result.cost) for each in (now, chosen)]
+            if self.emitted.fastest(plans)[0] is not now.result.graph:
+                now = _changed(chosen, explored=explored)
+            now = _changed(now, interrupted=chosen.result.interrupted)
+        return now
 
     def with_unrewritten(self, now: Unbounded, candidates: Sequence[Candidate]) -> Unbounded:
         """
@@ -578,35 +621,3 @@ def _all_plans(tried: Sequence[Recomputed]) -> list[PricedPlan]:
 def _with_plan(tried: Sequence[Recomputed], plan: PricedPlan) -> Recomputed | None:
     """Return the layouts that a plan is of; None if it is of none of those tried."""
     return next((each for each in tried if any(plan[0] is own[0] for own in each[1])), None)
-
-
-def plans_with_hidden_moves(
-    found: JointPlan, machine: Machine, optimizer: Optimizer, shares: Shares
-) -> Iterator[tuple[Shares, PricedPlan]]:
-    """
-    Yield further plans of `found.rewritten`, each with its cost, and before it the share for which it is optimal: one
-    of the ascending `shares` of the seconds of weights' moves that is taken to be free, as overlapped with kernels.
-    Plans equal to `found.graph` are left out; yields none where memory is short (`found.price` above 0).
-    """
-
-    def fastest(share: float) -> Graph:
-        solver = found.solver.with_price(Price(hidden=share))
-        return realise(found.rewritten, solver.solve(found.rewritten), solver)
-
-    def between(low: Graph, shares: Shares, high: Graph) -> dict[Graph, float]:
-        """
-        Return plans for the shares between two; a plan's cost is linear in the share, so equal ends need no search.
-        """
-        if not shares or low == high:
-            return {}
-        *others, share = shares
-        middle = fastest(share)
-        return between(low, others, middle) | {middle: share}
-
-    if found.price == 0 and shares:
-        *others, most = shares
-        last = fastest(most)
-        plans = between(found.graph, others, last)
-        for plan, share in (plans | {last: plans.get(last, most)}).items():
-            if plan != found.graph:
-                yield (share,), (plan, cost(plan, machine, optimizer))

@@ -9,9 +9,12 @@ tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
 from itertools import pairwise
 from math import inf, prod
+from typing import Self
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
@@ -20,6 +23,7 @@ from unity_ir.search.exact.shorter import shorter
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import Spaces
+from unity_ir.search.worker import ForkedWorker
 
 
 def solve(
@@ -44,19 +48,22 @@ def solve(
     if len(start) + 1 >= axes:
         return best
     seen, rows, at = {start}, best[1].rows_before, start
-    better = True
-    while better:
-        better = False
-        for cuts in _moved(at, axes):
-            if cuts in seen or rows > limits().group_rows_tried:
-                continue
-            seen.add(cuts)
-            found = _solved(graph, machine, optimizer, cuts, best[1].seconds)
-            rows += found[1].rows_before
-            if found[1].seconds < best[1].seconds * (1 - 1e-9):
-                best, at, better = found, cuts, True
-                break
-    return best
+    with _Groupings(graph, machine, optimizer, rows >= limits().rows_of_process) as groupings:
+        while True:
+            others = [cuts for cuts in _moved(at, axes) if cuts not in seen]
+            for number, cuts in enumerate(others):
+                if rows > limits().group_rows_tried:
+                    return best
+                seen.add(cuts)
+                # Tried next if this one is no better, or if it is.
+                after = [*others[number + 1 :], *(moved for moved in _moved(cuts, axes) if moved not in seen)]
+                seconds, tried = groupings.outline(cuts, best[1].seconds, after)
+                rows += tried
+                if seconds < best[1].seconds * (1 - 1e-9):
+                    best, at = groupings.solved(cuts, best[1].seconds), cuts
+                    break
+            else:
+                return best
 
 
 def first_solver(graph: Graph, machine: Machine, optimizer: Optimizer) -> Solver:
@@ -69,6 +76,45 @@ def _solved(
 ) -> tuple[Solver, ExactPlan]:
     solver = Solver(Spaces(machine, cuts), optimizer)
     return solver, solver.solve(graph, most)
+
+
+Cuts = tuple[int, ...]
+"""A grouping: the numbers of the axes at which the second and later groups begin."""
+
+
+class _Groupings:
+    """
+    Plans of a graph with several groupings. A context manager: of a `large` graph, the grouping that is likely tried
+    next is solved in a process beside each.
+    """
+
+    def __init__(self, graph: Graph, machine: Machine, optimizer: Optimizer, large: bool):
+        self.solved = cache(partial(_solved, graph, machine, optimizer))
+        """`_solved`, given cuts and the seconds from which on any plan will do; memoised."""
+        self._large = large
+        self._stack = ExitStack()
+        self._asked: dict[Cuts, Callable[[], tuple[float, int]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def outline(self, cuts: Cuts, most: float, after: Sequence[Cuts]) -> tuple[float, int]:
+        """
+        Return the seconds of the plan found with a grouping, and the number of rows that were looked at; any plan if
+        none takes less than `most` seconds. The first of the groupings `after` it that is new is begun beside it.
+        """
+        following = next((other for other in after if other not in self._asked), None)
+        if self._large and following is not None and cuts not in self._asked:
+            worker = self._stack.enter_context(ForkedWorker(self._outline))
+            self._asked[following] = worker.ask((following, most))
+        return self._asked[cuts]() if cuts in self._asked else self._outline((cuts, most))
+
+    def _outline(self, question: tuple[Cuts, float]) -> tuple[float, int]:
+        _, plan = self.solved(*question)
+        return plan.seconds, plan.rows_before
 
 
 def shortened_if_large(graph: Graph) -> Graph | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from unity_ir.budget import spend
+from unity_ir.budget import spend, within, work_done
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Value
 from unity_ir.pcg.optimizer import Optimizer
@@ -25,6 +25,7 @@ from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import with_shared_moves, without_free_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.limits import limits
+from unity_ir.search.worker import ForkedWorker
 
 Progress = Callable[[int, float], None]
 """Called with the number of graphs explored and the best time so far (seconds)."""
@@ -102,6 +103,7 @@ def joint(
     solver: Solver | None = None,
     explored: RewriteCache | None = None,
     like: Graph | None = None,
+    expecting: Callable[[PricedGraph, Solver], object] | None = None,
 ) -> JointPlan:
     """
     Return the fastest parallel graph found for a serial one (best-first search; Unity, section 5.1).
@@ -121,11 +123,15 @@ def joint(
     alone. `explored` is the memo of rewrites of an earlier search from the same graph. `like` is for machines with many
     mesh axes, where neighbouring axes form groups with one role each: their number depends on the size of `like`, by
     default `graph`. Callers give the graph without rewrites, so that both are searched with equally many groups.
+    `expecting` is called after step 1 with the graph priced, and before step 5 with the incumbent, which is most often
+    the graph returned; both times with the solver, too.
 
     Ctrl-C ends the search with the incumbent. Raises `KeyboardInterrupt` before there is one.
     """
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     search = BestFirst(PricedGraph(plan.seconds, graph, plan, ()), solver, rules, progress, explored or RewriteCache())
+    if expecting is not None:
+        expecting(search.best, solver)
     most = max(limits().least_graphs, limits().rewritten_operators // max(1, sum(n.is_compute for n in graph.nodes())))
     short = shortened_if_large(graph) if rules else None
     interrupted = False
@@ -137,6 +143,8 @@ def joint(
             alone = search.enter_alone(machine, optimizer) if rules and machine.devices > 1 else None
             search.enter_everywhere()
             search.expand(len(search.seen) + most)
+        if expecting is not None:
+            expecting(search.best, solver)
         best, *others = search.with_shared_moves(alone)
     except KeyboardInterrupt:
         interrupted, best, others = True, search.best, []
@@ -182,32 +190,47 @@ class BestFirst:
         self.solver, self.rules, self.progress, self.memo = solver, rules, progress, memo
         self.explored = 0
         """Graphs priced in another search."""
-        self._queue = [(source.seconds, len(self.seen), source)]
+        self._queue = [(source.seconds, len(self.seen), source.graph, source.derivation)]
         """Entered later is later in the queue, where seconds are equal."""
 
     def enter(
-        self, graph: Graph, derivation: tuple[RuleApplication, ...], is_compared: bool = False
+        self,
+        graph: Graph,
+        derivation: tuple[RuleApplication, ...],
+        is_compared: bool = False,
+        answer: Callable[[], tuple[float, float]] | None = None,
     ) -> PricedGraph | None:
         """
         Compute the seconds of a serial graph's optimal plan, and queue the graph if they are within `limits().alpha`
         times the incumbent's; return the priced graph, or None if it was priced before. Of a graph that is not within
         that the plan is any, unless it `is_compared` later.
 
-        `derivation` are the rewrites that led to the graph.
+        `derivation` are the rewrites that led to the graph. `answer`, if given, returns what `_outline` does; of a
+        graph that is no better than the incumbent by that, no plan is found here, and None is returned.
         """
         if graph.outputs in self.seen:
             return None
         self.seen.add(graph.outputs)
-        most = inf if is_compared else limits().alpha * self.best.seconds
-        plan = self.solver.solve(graph, most)
-        found = PricedGraph(plan.seconds, graph, plan, derivation)
-        if plan.seconds < self.best.seconds * (1 - 1e-9):
-            self.best = found
-        if plan.seconds <= limits().alpha * self.best.seconds:
-            heapq.heappush(self._queue, (plan.seconds, len(self.seen), found))
+        found, least = None, self.best.seconds * (1 - 1e-9)
+        with within(None):
+            seconds, work = (-inf, 0.0) if answer is None else answer()
+        if seconds < least:
+            plan = self.solver.solve(graph, inf if is_compared else limits().alpha * self.best.seconds)
+            seconds, found = plan.seconds, PricedGraph(plan.seconds, graph, plan, derivation)
+            if seconds < least:
+                self.best = found
+        else:
+            spend(work)
+        if seconds <= limits().alpha * self.best.seconds:
+            heapq.heappush(self._queue, (seconds, len(self.seen), graph, derivation))
         if self.progress is not None:
             self.progress(len(self.seen), self.best.seconds)
         return found
+
+    def _outline(self, question: tuple[Graph, float]) -> tuple[float, float]:
+        """Return the seconds of a graph's plan, any if none takes less than so many, and the work of finding it."""
+        before = work_done()
+        return self.solver.solve(*question).seconds, work_done() - before
 
     def enter_alone(self, machine: Machine, optimizer: Optimizer) -> PricedGraph | None:
         """
@@ -256,18 +279,33 @@ class BestFirst:
         Price all rewrites of queued graphs, cheapest first, until `most` graphs were priced in all or none left is
         within `limits().alpha` times the incumbent.
         """
-        known = {rule.name: rule for rule in self.rules}
-        while self._queue and len(self.seen) < most:
-            seconds, _, cheapest = heapq.heappop(self._queue)
-            if seconds > limits().alpha * self.best.seconds:
-                return
-            rewrites = ReplayIterator(_rewrites(cheapest.graph, self.rules))
-            for applied, after in self.memo.rewrites.setdefault(cheapest.graph.outputs, rewrites):
-                if any(_undoes(known[step.rule], cheapest.derivation) for step in applied):
-                    continue
-                self.enter(after, (*cheapest.derivation, *applied))
-                if len(self.seen) >= most:
+        large = self.best.plan.rows_before >= limits().rows_of_process
+        with ForkedWorker(self._outline, beside=large) as worker:
+            while self._queue and len(self.seen) < most:
+                seconds, _, graph, derivation = heapq.heappop(self._queue)
+                if seconds > limits().alpha * self.best.seconds:
                     return
+                rewrites = self._new_rewrites(graph, derivation)
+                while (first := next(rewrites, None)) is not None:
+                    # The second is priced beside the first.
+                    second = next(rewrites, None) if worker.is_forked and len(self.seen) + 1 < most else None
+                    answer = second and worker.ask((second[0], limits().alpha * self.best.seconds))
+                    self.enter(*first)
+                    if second is not None:
+                        self.enter(*second, answer=answer)
+                    if len(self.seen) >= most:
+                        return
+
+    def _new_rewrites(
+        self, graph: Graph, derivation: tuple[RuleApplication, ...]
+    ) -> Iterator[tuple[Graph, tuple[RuleApplication, ...]]]:
+        """Yield the rewrites of a graph that have not been priced yet, each with all that led to it."""
+        known = {rule.name: rule for rule in self.rules}
+        rewrites = ReplayIterator(_rewrites(graph, self.rules))
+        for applied, after in self.memo.rewrites.setdefault(graph.outputs, rewrites):
+            undone = any(_undoes(known[step.rule], derivation) for step in applied)
+            if not undone and after.outputs not in self.seen:
+                yield after, (*derivation, *applied)
 
     def with_shared_moves(self, alone: PricedGraph | None) -> list[PricedGraph]:
         """

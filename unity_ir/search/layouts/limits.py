@@ -47,6 +47,8 @@ class SearchLimits:
     """Configurations and layouts, summed over all cuts tried, after which no other cut is tried."""
     cached_sums: int = 2**16
     """Numbers per block when tables are summed, so that a block stays in the processor's cache."""
+    rows_of_process: int = 50_000
+    """Configurations and layouts of a graph from which on searching it is worth a process of its own."""
     dominance_entries: int = 10**6
     """Entries of a sum from which on dropping dominated rows first pays."""
     dominance_rows: int = 12
@@ -169,6 +171,8 @@ class SearchLimits:
     """Times as many sums of a pass for a graph whose messages start from those of a shorter one: one pass is made."""
     long_sums: int = 10_000_000_000
     """Sums of a pass above which none follows on one that hardly helps."""
+    once_sums: int = 1_000_000_000
+    """Sums of a pass, at the finest coarseness, above which none follows on the first one of settled messages."""
     count_rows: int = 3_000_000
     """Configurations of one operator up to which more than the kernels is bounded."""
     count_passes: int = 4

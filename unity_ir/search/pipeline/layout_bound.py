@@ -188,7 +188,9 @@ class LayoutBounds:
         if solver.spaces.axis_by_axis:
             return solver
         bounds = self._bounds_of(stages)
-        return bounds.solver(0, stepwise=False) if is_tabulated(self.search.small(micro_batches), bounds) else None
+        return (
+            bounds.solver(0, stepwise=False) if is_tabulated(self.search.small(micro_batches), bounds.machine) else None
+        )
 
     def _least_makespan(self, tables: LiveTables, stages: int, micro_batches: int) -> float:
         sends = self._least_sends(stages, micro_batches)

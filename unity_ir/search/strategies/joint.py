@@ -126,11 +126,11 @@ class Joint:
     ) -> SearchResult:
         """Return what `search` does for one order of tokens, with these rules; `options` are for `sequential`."""
         optimizer = context.optimizer
-        with choosing(self.name, graph, machine, optimizer) as chooser:
+        with choosing(self.name, graph, machine, optimizer, context.rival) as chooser:
             search = partial(
                 joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()
             )
-            fastest = search()
+            fastest = search(expecting=chooser.expect)
             chooser.begin(fastest)
             try:
                 found = joint_within(fastest, graph, lambda solver: search(solver=solver))
@@ -156,7 +156,7 @@ class Joint:
                     pass
                 except KeyboardInterrupt:
                     return replace(chosen.result, interrupted=True)
-            return chooser.or_exchanging(chosen).or_interrupted()
+            return chooser.with_bound(chooser.or_exchanging(chosen))
 
 
 def _around_rings(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:

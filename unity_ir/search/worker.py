@@ -83,6 +83,11 @@ class ForkedWorker(Generic[Q, A]):
     ) -> None:
         self._end()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
     def ask(self, question: Q) -> Callable[[], A]:
         """
         Send a question to the worker process, if there is one; return a function that waits for the answer and returns
@@ -91,7 +96,7 @@ class ForkedWorker(Generic[Q, A]):
         """
         if self._process is None:
             return lambda: self._function(question)
-        number = self._asked
+        number, here = self._asked, os.getpid()
         self._asked += 1
         try:
             self._process.connection.send(question)
@@ -99,6 +104,8 @@ class ForkedWorker(Generic[Q, A]):
             self._end()
 
         def answer() -> A:
+            if os.getpid() != here:
+                return self._function(question)  # a fork must not read what is for the process that asked
             try:
                 return self._answer(number)
             except (EOFError, OSError):
