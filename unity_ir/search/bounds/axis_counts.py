@@ -317,7 +317,7 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
                 if not all(map(len, left)):
                     return known
                 problem = problem.among(left)
-            if problem.steps() + _relaxing(problem) <= steps * (1 if short is None else limits().settled_sums):
+            if _has_few_steps(problem, steps, short is not None):
                 break
         else:
             break
@@ -338,8 +338,21 @@ def _prepare(graph: Graph, bounds: Bounds, price: Price) -> None:
     if short is None or _kind(graph, bounds.machine) != "messages":
         return
     coarse: Messages | None = None
-    for merge, *_ in limits().merges[_first_kind(partial(_builder, graph, bounds, price)) :]:
+    builder_of = cache(partial(_builder, graph, bounds, price))
+    for kind in limits().merges[_first_kind(builder_of) :]:
+        small = (merge for merge in kind if _has_few_steps(builder_of(merge).problem(), limits().pass_sums, True))
+        merge = next(small, None)
+        if merge is None:
+            return
         _, coarse = _settled(short.graph, bounds, price, merge, coarse)
+
+
+def _has_few_steps(problem: FactorGraph, steps: int, is_settled: bool) -> bool:
+    """
+    Return whether passes are made in a problem: each is to take at most `steps` additions, or more if messages start
+    from settled ones of a shorter graph, as fewer passes are made then.
+    """
+    return problem.steps() + _relaxing(problem) <= steps * (limits().settled_sums if is_settled else 1)
 
 
 def _first_kind(builder_of: Callable[[int], SharedFactorGraphBuilder]) -> int:

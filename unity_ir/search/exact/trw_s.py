@@ -101,14 +101,18 @@ class Messages:
     def settle(self, passes: int, least: float) -> None:
         """
         Pass messages there and back, until that raises the bound by less than the part `least` of it, at most `passes`
-        times. No row is dropped.
+        times; where a pass is long (`limits().once_sums`), until one way does. No row is dropped.
         """
+        is_long = self.problem.steps() > limits().once_sums
         for _ in range(passes):
-            before = self.bound
-            self.forward()
-            self.backward()
-            if self.bound - before < least * abs(self.bound):
-                break
+            start = self.bound
+            for passed in (self.forward, self.backward):
+                before = self.bound
+                passed()
+                if is_long and self.bound - before < least * abs(self.bound):
+                    return
+            if self.bound - start < least * abs(self.bound):
+                return
 
     def _end(self, bound: float) -> None:
         """Record the bound after a pass, and free what its dropped rows alone needed."""
