@@ -12,10 +12,11 @@ from graphs import boxes
 
 from unity_ir import models
 from unity_ir.pcg.graph import Graph
-from unity_ir.search import run
-from unity_ir.search.choose import worker
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search import run, worker
 from unity_ir.search.layouts.limits import limited
 from unity_ir.search.worker import ForkedWorker
+from unity_ir.simulate.report import as_emitted, simulated_beside
 
 WAYS = pytest.mark.parametrize("beside", [True, False])
 
@@ -91,6 +92,33 @@ def test_no_process_is_left():
         process = never._process.number
         never.ask(1)
     assert gone(process)
+
+
+def test_a_fork_does_not_read_what_is_for_another():
+    with ForkedWorker(square) as squares:
+        answer = squares.ask(3)
+
+        def of_fork(_: None) -> tuple[tuple[int, int], int]:
+            return answer(), os.getpid()
+
+        with ForkedWorker(of_fork) as fork:
+            (number, process), own = fork.ask(None)()
+        assert (number, process) == (9, own)
+        number, process = answer()
+        assert number == 9
+        assert process not in (own, os.getpid())
+
+
+def test_plans_that_another_process_simulates_are_not_simulated_here():
+    graph, machine, optimizer = run(models.build("mlp", layers=2), boxes(2)).graph, boxes(2), Optimizer("lion")
+    with simulated_beside(machine, optimizer) as expect:
+        expect(graph, lambda: (1.0, 2))
+        assert as_emitted(graph, machine, Optimizer("adam"))[0] != 1.0
+        assert as_emitted(graph, machine, optimizer) == (1.0, 2)
+    other = Optimizer("momentum")
+    with simulated_beside(machine, other) as expect:
+        expect(graph, lambda: (1.0, 2))
+    assert as_emitted(graph, machine, other)[0] != 1.0
 
 
 def test_a_process_that_others_end_is_not_missed():
@@ -180,6 +208,18 @@ def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.Monk
         alone = run(graph, machine)
     assert (both.graph, both.bound, both.gap) == (alone.graph, alone.bound, alone.gap)
     assert both.bound is not None
+
+
+@pytest.mark.parametrize("model", ["alexnet", "mlp"])
+def test_rewrites_and_groupings_are_the_same_in_one_process(model: str, monkeypatch: pytest.MonkeyPatch):
+    graph, machine = models.build(model), boxes(16, overhead=1e-6)
+    with limited(group_rows=0, rows_of_process=0):
+        both = run(graph, machine)
+        monkeypatch.setattr(worker, "_processor_left", lambda: False)
+        alone = run(graph, machine)
+    assert both.derivation
+    assert (both.graph, both.derivation, both.explored) == (alone.graph, alone.derivation, alone.explored)
+    assert (both.bound, both.gap) == (alone.bound, alone.gap)
 
 
 @pytest.mark.slow

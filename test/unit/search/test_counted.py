@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -334,6 +335,32 @@ def test_fewer_passes_bound_many_equal_layers_from_a_graph_with_few(price: float
     assert edges.count(max(edges)) < from_zero
 
 
+def test_settled_messages_pass_once_where_that_is_long(monkeypatch: pytest.MonkeyPatch):
+    graph, machine = from_text(TRANSFORMER), boxes(2, 4)
+    known = cost(data_parallel(graph, machine), machine, SGD).time
+    passed: list[int] = []
+    for way in ("forward", "backward"):
+
+        def counted(self: Messages, known: float = np.inf, of: Callable[..., float] = getattr(Messages, way)) -> float:
+            passed.append(len(self.problem.edges))
+            return of(self, known)
+
+        monkeypatch.setattr(Messages, way, counted)
+
+    def passes(sums: int) -> tuple[float, int, int]:
+        """Return the bound, and how many passes the whole graph and the shorter one take."""
+        passed.clear()
+        with limited(once_sums=sums):
+            least = axis_counts.bound(graph, machine, SGD, known)[0]
+        return least, passed.count(max(passed)), passed.count(min(passed))
+
+    with limited(count_pairs=-1, near=0.0, merges=((0,),), rewritten_operators=10):
+        many, few = passes(10**12), passes(0)
+    assert few[1] == 1 < many[1]
+    assert few[2] < many[2]
+    assert many[0] * 0.995 <= few[0] <= many[0]
+
+
 @pytest.mark.slow
 def test_the_joint_search_knows_how_good_its_plan_is_on_a_large_machine():
     machine = boxes(4, 8)
@@ -371,3 +398,7 @@ def test_an_expected_bound_is_the_same_and_passes_no_more_messages_of_few_layers
         least, work, times = bounded()
         assert (times, bounded(axis_counts.ExpectedBound(graph, 1e-10))) == (2, (least, work, 0))
         assert bounded(axis_counts.ExpectedBound(graph, 2e-10)) == (least, work, 2), "another price"
+        with limited(pass_sums=0):
+            settled.clear()
+            assert axis_counts.Bounds(machine, SGD)(axis_counts.ExpectedBound(graph, 1e-10)) == (0.0, None)
+            assert settled == [], "problems in which the bound makes no pass"
