@@ -308,19 +308,22 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     kinds = limits().merges
     builder_of = cache(partial(_builder, graph, bounds, price))
     start = _first_kind(builder_of)
+    most = steps * (1 if short is None else limits().settled_sums)
     for number, kind in enumerate(kinds[start:], start + 1):
-        for merge in kind:
-            builder = builder_of(merge)
-            problem = builder.problem()
-            if coarse is not None:
-                left = refine_rows(coarse[0], coarse[1].problem.rows, builder)
-                if not all(map(len, left)):
-                    return known
-                problem = problem.among(left)
-            if _has_few_steps(problem, steps, short is not None):
-                break
-        else:
+
+        def problem_of(merge: int, coarse: tuple[SharedFactorGraphBuilder, Messages] | None = coarse) -> FactorGraph:
+            problem = builder_of(merge).problem()
+            if coarse is None:
+                return problem
+            return problem.among(refine_rows(coarse[0], coarse[1].problem.rows, builder_of(merge)))
+
+        found = _finest(kind, problem_of, most, None if coarse is None else coarse[1].problem)
+        if found is None:
             break
+        merge, problem = found
+        builder = builder_of(merge)
+        if not all(map(len, problem.rows)):
+            return known
         if short is not None:
             of_short, messages = _from_shorter(short, bounds, merge, of_short, builder, problem)
         else:
@@ -339,20 +342,33 @@ def _prepare(graph: Graph, bounds: Bounds, price: Price) -> None:
         return
     coarse: Messages | None = None
     builder_of = cache(partial(_builder, graph, bounds, price))
+    problem: FactorGraph | None = None
     for kind in limits().merges[_first_kind(builder_of) :]:
-        small = (merge for merge in kind if _has_few_steps(builder_of(merge).problem(), limits().pass_sums, True))
-        merge = next(small, None)
-        if merge is None:
+        most = limits().pass_sums * limits().settled_sums
+        found = _finest(kind, lambda merge: builder_of(merge).problem(), most, problem)
+        if found is None:
             return
+        merge, problem = found
         _, coarse = _settled(short.graph, bounds, price, merge, coarse)
 
 
-def _has_few_steps(problem: FactorGraph, steps: int, is_settled: bool) -> bool:
+def _finest(
+    kind: Sequence[int], problem_of: Callable[[int], FactorGraph], most: int, coarse: FactorGraph | None
+) -> tuple[int, FactorGraph] | None:
     """
-    Return whether passes are made in a problem: each is to take at most `steps` additions, or more if messages start
-    from settled ones of a shorter graph, as fewer passes are made then.
+    Return the first of some ways to merge dims, from fine to coarse, and its problem, in which a pass of messages takes
+    at most `most` additions; None if there is none. Where passes of the `coarse` problem before take long, the coarsest
+    is tried first: if that has too many, so have the others, whose tables take long to make.
     """
-    return problem.steps() + _relaxing(problem) <= steps * (limits().settled_sums if is_settled else 1)
+    found: tuple[int, FactorGraph] | None = None
+    last = coarse is not None and coarse.steps() * limits().finer_sums > most
+    for merge in reversed(kind) if last else kind:
+        problem = problem_of(merge)
+        few = problem.steps() + _relaxing(problem) <= most
+        found = (merge, problem) if few else found
+        if few != last:
+            break
+    return found
 
 
 def _first_kind(builder_of: Callable[[int], SharedFactorGraphBuilder]) -> int:

@@ -167,6 +167,8 @@ class SearchLimits:
     """
     pass_sums: int = 22_000_000_000
     """Sums in one TRW-S pass up to which passes are made: some fifteen seconds, beside the search."""
+    finer_sums: int = 10
+    """About as many times the sums of a pass has a problem of a finer kind."""
     settled_sums: int = 4
     """Times as many sums of a pass for a graph whose messages start from those of a shorter one: one pass is made."""
     long_sums: int = 10_000_000_000
