@@ -277,7 +277,7 @@ def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer, rival
     plan = result.graph
     if plan.offload == "none" or plan.loss_pieces > 1:
         return result
-    if as_emitted(plan, machine, optimizer)[0] * limits().faster > rival:
+    if rival < inf and as_emitted(plan, machine, optimizer)[0] * limits().faster > rival:
         return result
     with own_budget():
         try:

@@ -361,12 +361,12 @@ def _finest(
     is tried first: if that has too many, so have the others, whose tables take long to make.
     """
     found: tuple[int, FactorGraph] | None = None
-    last = coarse is not None and coarse.steps() * limits().finer_sums > most
-    for merge in reversed(kind) if last else kind:
+    backwards = coarse is not None and coarse.steps() * limits().finer_sums > most
+    for merge in reversed(kind) if backwards else kind:
         problem = problem_of(merge)
         few = problem.steps() + _relaxing(problem) <= most
         found = (merge, problem) if few else found
-        if few != last:
+        if few != backwards:
             break
     return found
 

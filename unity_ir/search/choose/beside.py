@@ -94,7 +94,7 @@ class Beside:
         if shares:
             source = JointPlan(graph, None, (), 0, self.serial, plan, solver)
             hidden = plans_with_hidden_moves(source, self.machine, self.optimizer, shares)
-            return that_fit(candidate("overlapped", plan, self.optimizer) for _, plan in hidden)
+            return that_fit(candidate("overlapped", each, self.optimizer) for _, each in hidden)
         first = candidate("source", (graph, cost(graph, self.machine, self.optimizer)), self.optimizer)
         if not first.fits:
             return []

@@ -195,13 +195,13 @@ class Chooser:
 
     def _is_source_faster(self, found: JointPlan) -> bool:
         """
-        Return whether, as emitted, the plan of the graph without rewrites is faster than the plan found, whose sum of
-        seconds is less; False where no process simulates both.
+        Return whether, as emitted, the plan of the graph without rewrites is faster than the plan found of a rewritten
+        one, whose sum of seconds is less; False where no process simulates both.
         """
         source = self.beside.source
-        return (
-            source is not None and self.emitted.fastest([self._priced(found.graph), self._priced(source)])[0] is source
-        )
+        if source is None or not found.derivation:
+            return False
+        return self.emitted.fastest([self._priced(found.graph), self._priced(source)])[0] is source
 
     def _ask_bound(self, found: JointPlan, priced: PlanCost) -> Callable[[], tuple[float, Graph | None]]:
         """Start computing a lower bound on the plans of `found.rewritten`, as `ask_baselines` does baselines."""
@@ -268,8 +268,13 @@ class Chooser:
 
     def with_bound(self, now: Unbounded) -> SearchResult:
         """Return a result with its bound, unless it is slower than the best plan known."""
-        is_slower = self.emitted.seconds((now.result.graph, now.result.cost)) * limits().faster > self.rival
-        return now.result if is_slower else now.or_interrupted()
+        if self.rival == inf or now.result.interrupted:
+            return now.or_interrupted()
+        try:
+            seconds = self.emitted.seconds((now.result.graph, now.result.cost))
+        except KeyboardInterrupt:
+            return replace(now.result, interrupted=True)
+        return now.result if seconds * limits().faster > self.rival else now.or_interrupted()
 
     def or_exchanging(self, now: Unbounded) -> Unbounded:
         """
