@@ -101,8 +101,7 @@ class Messages:
     def settle(self, passes: int, least: float) -> None:
         """
         Pass messages there and back, until that raises the bound by less than the part `least` of it, at most `passes`
-        times; where a pass is long (`limits().once_sums`), until one way does so by less than twice that. No row is
-        dropped.
+        times; where a pass is long (`limits().once_sums`), until one way does. No row is dropped.
         """
         is_long = self.problem.steps() > limits().once_sums
         for _ in range(passes):
@@ -110,7 +109,7 @@ class Messages:
             for passed in (self.forward, self.backward):
                 before = self.bound
                 passed()
-                if is_long and self.bound - before < 2 * least * abs(self.bound):
+                if is_long and self.bound - before < least * abs(self.bound):
                     return
             if self.bound - start < least * abs(self.bound):
                 return
