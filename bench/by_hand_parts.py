@@ -44,6 +44,9 @@ ROWS = (
     ("mixtral_8x7b,batch=64", "dgx-h100:8"),
     ("qwen3_moe,batch=16", "dgx-h100:2"),
     ("deepseek_v3,batch=256,capacity=100", "dgx-h100:32"),
+    ("deepseek_v3,batch=256", "dgx-h100:32"),
+    ("deepseek_v3,batch=1024,capacity=100", "dgx-h100:128"),
+    ("deepseek_v3,batch=1024", "dgx-h100:128"),
 )
 """Model and machine."""
 
