@@ -82,7 +82,7 @@ def run(
     loss_pieces: str | None = None,
     stages: Stages | None = None,
     offload: str | None = None,
-    rival: float = inf,
+    known: float = inf,
 ) -> SearchResult:
     """
     Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
@@ -107,7 +107,7 @@ def run(
     (`all`), or any of these where memory is short and it costs less than recompute (`auto`, the default of joint and
     sequential; that of others is `none`). Stages keep all of it on the devices.
 
-    `rival` is the number of seconds, as emitted, of the best plan known: of a slower one, where memory is short, no
+    `known` is the number of seconds, as emitted, of the best plan known: of a slower one, where memory is short, no
     bound is computed.
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
@@ -115,7 +115,7 @@ def run(
     plan that does not fit the machine's memory.
     """
     offloaded = _offload(strategy, offload, stages)
-    given = strategy, optimizer, options, progress, budget, micro_batches, recompute, loss_pieces, stages, rival
+    given = strategy, optimizer, options, progress, budget, micro_batches, recompute, loss_pieces, stages, known
     try:
         return _run(graph, machine, *given, offloaded, offloaded == AUTO)
     except (DoesNotFit, Refused):
@@ -139,7 +139,7 @@ def _run(
     recompute: str | None,
     loss_pieces: str | None,
     stages: Stages | None,
-    rival: float,
+    known: float,
     offloaded: str,
     is_compared: bool,
 ) -> SearchResult:
@@ -174,7 +174,7 @@ def _run(
     def search(machine: Machine) -> SearchResult:
         try:
             with within(budget):
-                found = chosen.search(serial, machine, own, SearchContext(optimizer, progress, micro_batches, rival))
+                found = chosen.search(serial, machine, own, SearchContext(optimizer, progress, micro_batches, known))
         except KeyboardInterrupt:
             found = _at_hand(serial, machine, strategy, optimizer, budget)
         if budget.ended:
@@ -242,7 +242,7 @@ def _run(
                 result = _with_loss_pieces(result, machine, optimizer)
             if strategy in WITHIN_MEMORY and result.bound is None and not result.interrupted:
                 with exchanging(rows):
-                    result = _bounded(result, machine, optimizer, rival)
+                    result = _bounded(result, machine, optimizer, known)
         else:
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)
@@ -268,16 +268,16 @@ def _run(
     return result
 
 
-def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer, rival: float) -> SearchResult:
+def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer, known: float) -> SearchResult:
     """
     Return the result of a search that has put something at the host with a lower bound on all plans of its graph,
     whatever memory they take: what is at the host changes neither kernels nor moves between devices. Bounds are of
-    plans that make the loss whole; others, and those slower than `rival` seconds, are returned as they are.
+    plans that make the loss whole; others, and those slower than `known` seconds, are returned as they are.
     """
     plan = result.graph
     if plan.offload == "none" or plan.loss_pieces > 1:
         return result
-    if rival < inf and as_emitted(plan, machine, optimizer)[0] * limits().faster > rival:
+    if known < inf and as_emitted(plan, machine, optimizer)[0] * limits().faster > known:
         return result
     with own_budget():
         try:

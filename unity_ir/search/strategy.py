@@ -34,7 +34,7 @@ class SearchContext:
     Number of micro-batches in a step, of which the graph is one: seconds that a step spends once (updates, moves of
     weights) count 1 / `micro_batches`.
     """
-    rival: float = inf
+    known: float = inf
     """Seconds of the best plan known as emitted: a slower one, found where memory is short, needs no bound."""
 
 

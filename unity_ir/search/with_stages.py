@@ -160,8 +160,8 @@ def run_with_stages(
         if micro_batches == "auto":
             result = run_in_time(graph, machine, *given, recompute, loss_pieces, offload=offload)
         else:
-            rival = inf if pipeline is None else pipelines.emitted(pipeline)
-            result = run(graph, machine, *given, micro_batches, recompute, loss_pieces, offload=offload, rival=rival)
+            known = inf if pipeline is None else pipelines.emitted(pipeline)
+            result = run(graph, machine, *given, micro_batches, recompute, loss_pieces, offload=offload, known=known)
     except UnityError as error:
         if not is_open:
             raise

@@ -94,8 +94,22 @@ class ForkedWorker(Generic[Q, A]):
         it, or raises what the worker's function raised. Without a process, that function computes the answer when
         called, anew at each call.
         """
+        uncounted = self.ask_uncounted(question)
+
+        def answer() -> A:
+            found, work = uncounted()
+            spend(work)
+            return found
+
+        return answer
+
+    def ask_uncounted(self, question: Q) -> Callable[[], tuple[A, float]]:
+        """
+        Do as `ask`, but return with each answer the work of the process, for the caller to count: 0 if it was done in
+        this process, where it is counted as it is done.
+        """
         if self._process is None:
-            return lambda: self._function(question)
+            return lambda: (self._function(question), 0.0)
         number, here = self._asked, os.getpid()
         self._asked += 1
         try:
@@ -103,27 +117,25 @@ class ForkedWorker(Generic[Q, A]):
         except OSError:
             self._end()
 
-        def answer() -> A:
+        def answer() -> tuple[A, float]:
             if os.getpid() != here:
-                return self._function(question)  # a fork must not read what is for the process that asked
+                return self._function(question), 0.0  # a fork must not read what is for the process that asked
             try:
                 return self._answer(number)
             except (EOFError, OSError):
                 # The process ends if the function raises, and may have been killed: answer here.
                 self._end()
-                return self._function(question)
+                return self._function(question), 0.0
 
         return answer
 
-    def _answer(self, number: int) -> A:
+    def _answer(self, number: int) -> tuple[A, float]:
         if self._process is None:
             raise EOFError
         while len(self._places) <= number:
             self._places.append(self._process.connection.recv())
         start, size = self._places[number]
-        answer, work = pickle.loads(os.pread(self._process.answers, size, start))
-        spend(work)
-        return answer
+        return pickle.loads(os.pread(self._process.answers, size, start))
 
     def _end(self) -> None:
         with _defer_interrupts():

@@ -20,6 +20,9 @@ from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.replay import replay
 from unity_ir.simulate.stages import StagedStep, simulate_stages
 
+SecondsAndPeak = tuple[float, int]
+"""Seconds of a simulated step as emitted, and the most bytes that a device holds at once."""
+
 PLAYED = 3
 """
 Micro-batches that are played one by one: the first with what runs once before, the last with what runs once after, and
@@ -86,7 +89,7 @@ def peak(timeline: Timeline) -> int:
     return max(held_over_time(timeline, k).peak for k in range(timeline.tasks.streams.classes))
 
 
-def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> tuple[float, int]:
+def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> SecondsAndPeak:
     """
     Return (seconds, peak bytes) of one simulated iteration of the training step of a placed graph (one with machine
     views), as it is emitted: with communication beside kernels. Peak bytes are the most that a device holds at once.
@@ -98,14 +101,16 @@ def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = Non
 
 
 @contextmanager
-def simulated_beside(machine: Machine, optimizer: Optimizer | None) -> Generator[Callable[[Graph, Answer], None]]:
+def simulated_beside(
+    machine: Machine, optimizer: Optimizer | None
+) -> Generator[Callable[[Graph, Callable[[], SecondsAndPeak]], None]]:
     """
-    Yield a function that says of a placed graph who answers `as_emitted` for it, with the same machine and optimizer,
-    in the `with` statement: another process, which simulates it meanwhile.
+    Yield a function that takes a placed graph, and a function that waits for another process to simulate it: within the
+    `with` statement, `as_emitted` returns what that does, for the same machine and optimizer.
     """
-    expected: list[Simulation] = []
+    expected: list[tuple[Graph, MachineKey, Optimizer | None]] = []
 
-    def expect(graph: Graph, answer: Answer) -> None:
+    def expect(graph: Graph, answer: Callable[[], SecondsAndPeak]) -> None:
         expected.append((graph, MachineKey(machine), optimizer))
         _BESIDE.setdefault(expected[-1], answer)
 
@@ -116,18 +121,12 @@ def simulated_beside(machine: Machine, optimizer: Optimizer | None) -> Generator
             _BESIDE.pop(each, None)
 
 
-Answer = Callable[[], tuple[float, int]]
-"""Waits for what `as_emitted` returns."""
-
-Simulation = tuple[Graph, MachineKey, Optimizer | None]
-"""What `as_emitted` depends on."""
-
-_BESIDE: dict[Simulation, Answer] = {}
-"""Who answers for graphs that another process simulates, and that `as_emitted` has not returned yet."""
+_BESIDE: dict[tuple[Graph, MachineKey, Optimizer | None], Callable[[], SecondsAndPeak]] = {}
+"""The functions that wait for graphs which another process simulates, by the arguments of `_as_emitted`."""
 
 
 @lru_cache(maxsize=256)
-def _as_emitted(graph: Graph, machine: MachineKey, optimizer: Optimizer | None) -> tuple[float, int]:
+def _as_emitted(graph: Graph, machine: MachineKey, optimizer: Optimizer | None) -> SecondsAndPeak:
     answer = _BESIDE.pop((graph, machine, optimizer), None)
     if answer is not None:
         return answer()

@@ -328,7 +328,7 @@ def test_weights_are_gathered_again_where_nothing_else_fits(monkeypatch: pytest.
     assert found.graph == plans["zero3"]
     assert found.bound is not None
     assert found.bound <= found.cost.time
-    slower = run(graph, with_memory(FOUR, needs["zero3"]), rival=1e-9)
+    slower = run(graph, with_memory(FOUR, needs["zero3"]), known=1e-9)
     assert (slower.graph, slower.bound) == (found.graph, None), "no bound of a plan that is not given"
     with pytest.raises(UnityError, match=r"^search: no plan fits"):
         run(graph, with_memory(FOUR, needs["zero3"] - 1))

@@ -1,4 +1,4 @@
-"""Simulate plans as emitted, and find plans of the graph without rewrites, in a process beside the search."""
+"""Run a process beside the search: it simulates plans, and finds plans of the graph without rewrites."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ from unity_ir.search.exact.plan_graph import placed, realise
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
 from unity_ir.search.worker import ForkedWorker
-from unity_ir.simulate.report import as_emitted, simulated_beside
-
-Simulated = tuple[float, int]
-"""What `as_emitted` returns: seconds, and bytes at the peak."""
+from unity_ir.simulate.report import SecondsAndPeak, as_emitted, simulated_beside
 
 
 class Beside:
@@ -38,7 +35,8 @@ class Beside:
         self._expect = stack.enter_context(simulated_beside(machine, optimizer))
         self.source: Graph | None = None
         """The plan of the graph without rewrites, if there is a process, which simulates it."""
-        self._worker: ForkedWorker[Graph | Shares, Simulated | list[Candidate]] | None = None
+        self._asked = set[Graph]()
+        self._worker: ForkedWorker[Graph | Shares, SecondsAndPeak | list[Candidate]] | None = None
 
     @property
     def begun(self) -> bool:
@@ -55,11 +53,12 @@ class Beside:
             self.source = graph
 
     def simulate(self, plan: Graph) -> None:
-        """Have the process simulate a plan, if there is one; `as_emitted` then waits for it."""
-        if self._worker is not None and self._worker.is_forked:
+        """Have the process simulate a plan once, if there is a process; `as_emitted` then waits for it."""
+        if self._worker is not None and self._worker.is_forked and plan not in self._asked:
+            self._asked.add(plan)
             answer = self._worker.ask(plan)
 
-            def simulated() -> Simulated:
+            def simulated() -> SecondsAndPeak:
                 found = answer()
                 assert isinstance(found, tuple)
                 return found
@@ -84,7 +83,7 @@ class Beside:
 
         return found
 
-    def _answer(self, plan: ExactPlan, solver: Solver, question: Graph | Shares) -> Simulated | list[Candidate]:
+    def _answer(self, plan: ExactPlan, solver: Solver, question: Graph | Shares) -> SecondsAndPeak | list[Candidate]:
         if isinstance(question, Graph):
             return as_emitted(question, self.machine, self.optimizer)
         return self._unrewritten(plan, solver, question)

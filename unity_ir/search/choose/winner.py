@@ -83,12 +83,12 @@ class Unbounded:
 
 @contextmanager
 def choosing(
-    strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer, rival: float = inf
+    strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer, known: float = inf
 ) -> Generator[Chooser]:
     """
     Yield a `Chooser`, which picks the final plan for the serial graph `serial`, as a context manager around its search.
 
-    `strategy` is the name put into results, and `rival` the seconds as emitted of the best plan known. On large
+    `strategy` is the name put into results, and `known` the seconds as emitted of the best plan known. On large
     machines (more than `limits().exact_axes` mesh axes) two forked processes compute baselines and lower bounds beside
     the search, and end with the `with` statement; on others these are computed when asked for.
     """
@@ -103,7 +103,7 @@ def choosing(
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
         emitted = SimulatedPlans(machine, optimizer)
         beside = Beside(serial, machine, optimizer, stack)
-        yield Chooser(strategy, serial, machine, emitted, by_hand, bounding, beside, unrewritten, rival)
+        yield Chooser(strategy, serial, machine, emitted, by_hand, bounding, beside, unrewritten, known)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Chooser:
     """Simulates plans as emitted, and finds plans of the graph without rewrites."""
     unrewritten_baselines: Callable[[], list[Candidate]] | None
     """Returns the baselines of the graph without rewrites."""
-    rival: float = inf
+    known: float = inf
     """Seconds as emitted of the best plan known: slower plans found where memory is short get no bound."""
     _placed: dict[tuple[Graph, Graph], PricedPlan] = field(default_factory=dict[tuple[Graph, Graph], PricedPlan])
     _asked: dict[tuple[Graph, BaselineKind], Callable[[], list[Candidate]]] = field(
@@ -159,7 +159,7 @@ class Chooser:
         Have workers, if there are any, begin what the result will likely need, given a graph that the search has
         priced: first the graph without rewrites, then the one that it will likely return.
         """
-        if not is_large_machine(self.machine):
+        if not self.by_hand.is_forked:
             return
         plan, priced = self._priced(realise(found.graph, found.plan, solver))
         if priced.memory_bytes > self.machine.device.usable:
@@ -181,7 +181,7 @@ class Chooser:
                 self.ask_exchanging()
             else:
                 self.ask_baselines(self.serial)
-            if not fastest.interrupted and is_large_machine(self.machine) and self.rival == inf:
+            if not fastest.interrupted and self.bounding.is_forked and self.known == inf:
                 price = price_where_short(fastest, self.serial, self.emitted.optimizer)
                 self.bounding.ask(ExpectedBound(self.serial, price))
             return
@@ -268,13 +268,13 @@ class Chooser:
 
     def with_bound(self, now: Unbounded) -> SearchResult:
         """Return a result with its bound, unless it is slower than the best plan known."""
-        if self.rival == inf or now.result.interrupted:
+        if self.known == inf or now.result.interrupted:
             return now.or_interrupted()
         try:
             seconds = self.emitted.seconds((now.result.graph, now.result.cost))
         except KeyboardInterrupt:
             return replace(now.result, interrupted=True)
-        return now.result if seconds * limits().faster > self.rival else now.or_interrupted()
+        return now.result if seconds * limits().faster > self.known else now.or_interrupted()
 
     def or_exchanging(self, now: Unbounded) -> Unbounded:
         """
@@ -419,7 +419,7 @@ class Chooser:
         by_hand, exchanging = self.ask_baselines(self.serial), self.ask_exchanging()
         tried = [] if fastest.interrupted else self._recomputed(fastest)
         # Of the graph without rewrites, whichever plan is chosen; one of another graph would delay that.
-        early = [each for each in tried[:1] if each[1] and each[0].of.rewritten == self.serial and self.rival == inf]
+        early = [each for each in tried[:1] if each[1] and each[0].of.rewritten == self.serial and self.known == inf]
         bounds = {id(found): self._bounded(found, plans) for found, plans in early}
         known, plans = [*by_hand(), *exchanging()], _all_plans(tried)
         candidates = that_fit(known)

@@ -16,6 +16,7 @@ from itertools import pairwise
 from math import inf, prod
 from typing import Self
 
+from unity_ir.budget import spend
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
@@ -78,7 +79,7 @@ def _solved(
     return solver, solver.solve(graph, most)
 
 
-Cuts = tuple[int, ...]
+AxisCuts = tuple[int, ...]
 """A grouping: the numbers of the axes at which the second and later groups begin."""
 
 
@@ -93,7 +94,7 @@ class _Groupings:
         """`_solved`, given cuts and the seconds from which on any plan will do; memoised."""
         self._large = large
         self._stack = ExitStack()
-        self._asked: dict[Cuts, Callable[[], tuple[float, int]]] = {}
+        self._asked: dict[AxisCuts, Callable[[], tuple[tuple[float, int], float]]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -101,7 +102,7 @@ class _Groupings:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def outline(self, cuts: Cuts, most: float, after: Sequence[Cuts]) -> tuple[float, int]:
+    def outline(self, cuts: AxisCuts, most: float, after: Sequence[AxisCuts]) -> tuple[float, int]:
         """
         Return the seconds of the plan found with a grouping, and the number of rows that were looked at; any plan if
         none takes less than `most` seconds. The first of the groupings `after` it that is new is begun beside it.
@@ -109,10 +110,16 @@ class _Groupings:
         following = next((other for other in after if other not in self._asked), None)
         if self._large and following is not None and cuts not in self._asked:
             worker = self._stack.enter_context(ForkedWorker(self._outline))
-            self._asked[following] = worker.ask((following, most))
-        return self._asked[cuts]() if cuts in self._asked else self._outline((cuts, most))
+            if worker.is_forked:
+                self._asked[following] = worker.ask_uncounted((following, most))
+        if cuts not in self._asked:
+            return self._outline((cuts, most))
+        (seconds, rows), work = self._asked[cuts]()
+        if seconds >= most * (1 - 1e-9):
+            spend(work)  # otherwise it is solved here, too
+        return seconds, rows
 
-    def _outline(self, question: tuple[Cuts, float]) -> tuple[float, int]:
+    def _outline(self, question: tuple[AxisCuts, float]) -> tuple[float, int]:
         _, plan = self.solved(*question)
         return plan.seconds, plan.rows_before
 

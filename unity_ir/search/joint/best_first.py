@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from unity_ir.budget import spend, within, work_done
+from unity_ir.budget import spend
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Value
 from unity_ir.pcg.optimizer import Optimizer
@@ -205,15 +205,15 @@ class BestFirst:
         times the incumbent's; return the priced graph, or None if it was priced before. Of a graph that is not within
         that the plan is any, unless it `is_compared` later.
 
-        `derivation` are the rewrites that led to the graph. `answer`, if given, returns what `_outline` does; of a
-        graph that is no better than the incumbent by that, no plan is found here, and None is returned.
+        `derivation` are the rewrites that led to the graph. `answer`, if given, waits for another process that prices
+        it, and returns the seconds and the work; if they are no better than the incumbent's, no plan is found here, and
+        None is returned.
         """
         if graph.outputs in self.seen:
             return None
         self.seen.add(graph.outputs)
         found, least = None, self.best.seconds * (1 - 1e-9)
-        with within(None):
-            seconds, work = (-inf, 0.0) if answer is None else answer()
+        seconds, work = (-inf, 0.0) if answer is None else answer()
         if seconds < least:
             plan = self.solver.solve(graph, inf if is_compared else limits().alpha * self.best.seconds)
             seconds, found = plan.seconds, PricedGraph(plan.seconds, graph, plan, derivation)
@@ -227,10 +227,9 @@ class BestFirst:
             self.progress(len(self.seen), self.best.seconds)
         return found
 
-    def _outline(self, question: tuple[Graph, float]) -> tuple[float, float]:
-        """Return the seconds of a graph's plan, any if none takes less than so many, and the work of finding it."""
-        before = work_done()
-        return self.solver.solve(*question).seconds, work_done() - before
+    def _seconds(self, question: tuple[Graph, float]) -> float:
+        """Return the seconds of the plan that `Solver.solve` returns for a graph and the least seconds of interest."""
+        return self.solver.solve(*question).seconds
 
     def enter_alone(self, machine: Machine, optimizer: Optimizer) -> PricedGraph | None:
         """
@@ -280,16 +279,16 @@ class BestFirst:
         within `limits().alpha` times the incumbent.
         """
         large = self.best.plan.rows_before >= limits().rows_of_process
-        with ForkedWorker(self._outline, beside=large) as worker:
+        with ForkedWorker(self._seconds, beside=large) as worker:
             while self._queue and len(self.seen) < most:
                 seconds, _, graph, derivation = heapq.heappop(self._queue)
                 if seconds > limits().alpha * self.best.seconds:
                     return
                 rewrites = self._new_rewrites(graph, derivation)
                 while (first := next(rewrites, None)) is not None:
-                    # The second is priced beside the first.
+                    # Another process prices the second.
                     second = next(rewrites, None) if worker.is_forked and len(self.seen) + 1 < most else None
-                    answer = second and worker.ask((second[0], limits().alpha * self.best.seconds))
+                    answer = second and worker.ask_uncounted((second[0], limits().alpha * self.best.seconds))
                     self.enter(*first)
                     if second is not None:
                         self.enter(*second, answer=answer)

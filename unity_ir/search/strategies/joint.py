@@ -126,7 +126,7 @@ class Joint:
     ) -> SearchResult:
         """Return what `search` does for one order of tokens, with these rules; `options` are for `sequential`."""
         optimizer = context.optimizer
-        with choosing(self.name, graph, machine, optimizer, context.rival) as chooser:
+        with choosing(self.name, graph, machine, optimizer, context.known) as chooser:
             search = partial(
                 joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()
             )
