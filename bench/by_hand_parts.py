@@ -7,7 +7,7 @@ bf16 mixed precision, AdamW, recompute and pieces of the loss where a plan does 
 samples, context parallelism of each degree, gathered and around a ring, the others of the batch divided, weights as
 ZeRO-3; for mixtures, experts divided by each degree, with ZeRO-2 and ZeRO-3, and of experts without a capacity also
 with rows exchanged. Seconds are those of a step as emitted; joint's are those of `bench/large.py`, as they are in its
-results. Two processes try plans.
+results. Two processes try plans; with `--rows`, other rows of the file stay.
 """
 
 from __future__ import annotations
@@ -113,6 +113,7 @@ def main() -> None:
     args = parser.parse_args()
     table = Table("model", "machine", "joint, s", "by hand, s", "degrees", "tried", "fit")
     out: list[dict[str, Any]] = []
+    kept = json.loads(args.json.read_text())["rows"] if args.json is not None and args.json.exists() else []
     with ProcessPoolExecutor(2) as pool:
         for number in args.rows:
             model, place = ROWS[number]
@@ -126,7 +127,8 @@ def main() -> None:
             Console(width=170).print(table)
             if args.json is not None:
                 on = {"processor": processor(), "python": platform.python_version()}
-                args.json.write_text(json.dumps({"machine": on, "rows": out}, indent=1) + "\n", encoding="utf-8")
+                rows = {(row["model"], row["machine"]): row for row in [*kept, *out]}
+                args.json.write_text(json.dumps({"machine": on, "rows": [*rows.values()]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
