@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from queue import Empty
+from time import sleep
 from typing import Any
 
 import loading
@@ -47,6 +48,10 @@ MOST_THREADS = 32
 Threads that a worker may be left with after a program. PyTorch's caches keep the process groups of DTensor's meshes,
 and the idle threads of each wake a hundred times a second: hundreds of them take a core for themselves.
 """
+
+
+TRIES = 4
+"""Times that ranks look for each other, at most, with a pause of a second more before each."""
 
 
 def _worker(jobs: Any, answers: Any) -> None:
@@ -106,6 +111,12 @@ class Ranks:
         self._processes = [self._process(rank) for rank in range(self._size)]
         self._started = 0
 
+    def _begin_anew(self) -> None:
+        for process in self._processes[: self._started]:
+            process.kill()
+        self.close()
+        self._begin()
+
     def _process(self, rank: int) -> multiprocessing.process.BaseProcess:
         context = multiprocessing.get_context("forkserver")
         return context.Process(target=_worker, args=(self._jobs[rank], self._answers), daemon=True)
@@ -115,9 +126,9 @@ class Ranks:
     ) -> list[Any]:
         """
         What the function returned on each rank. Raises `AssertionError` with the traceback if one failed. Where ranks
-        do not find each other, as happens on a busy machine, new ones try once more. Sums and gathers are one exchange
-        each if `quick`, and gloo's own otherwise; in `make zoo` they are gloo's, too, in the first program of a model
-        that has one of a kind.
+        do not find each other, as happens on a busy machine, new ones try again (`TRIES`); where one died, the next
+        program has new ones, too. Sums and gathers are one exchange each if `quick`, and gloo's own otherwise; in `make
+        zoo` they are gloo's, too, in the first program of a model that has one of a kind.
         """
         if ALL:
             named = NAME.search(text)
@@ -125,14 +136,18 @@ class Ranks:
             kinds = {(name, kind) for kind in SUMS.findall(text) or [""]}
             quick &= kinds <= self._by_gloo
             self._by_gloo |= set() if quick else kinds
-        try:
-            return self._run(text, world, function, *arguments, quick=quick)
-        except ConnectionError:
-            for process in self._processes[: self._started]:
-                process.kill()
-            self.close()
-            self._begin()
-            return self._run(text, world, function, *arguments, quick=quick)
+        for left in reversed(range(TRIES)):
+            try:
+                return self._run(text, world, function, *arguments, quick=quick)
+            except ChildProcessError as died:
+                self._begin_anew()
+                raise AssertionError(str(died)) from None
+            except ConnectionError as lost:
+                self._begin_anew()
+                if not left:
+                    raise AssertionError(str(lost)) from None
+                sleep(TRIES - left)
+        raise AssertionError("no try was made")
 
     def _run(self, text: str, world: int, function: Callable[..., Any], *arguments: Any, quick: bool) -> list[Any]:
         self._count += 1
@@ -172,7 +187,8 @@ class Ranks:
             except Empty:
                 started = enumerate(self._processes[: self._started])
                 dead = [i for i, process in started if i not in ended and not process.is_alive()]
-                assert not dead, f"rank {dead[0]} died"
+                if dead:
+                    raise ChildProcessError(f"rank {dead[0]} died") from None
 
     def close(self) -> None:
         for jobs in self._jobs:
