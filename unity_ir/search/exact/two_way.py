@@ -77,16 +77,23 @@ class _Groups:
 
     def _least_near(self, rows: Ints, of_layouts: Singles, near: Singles, groups: int) -> Singles:
         """Return [column, group] the minimum over a group's layouts of `of_layouts` + near[row, column]."""
-        some, *more = self.rounds
-        first = near[rows[some]]
-        first += of_layouts[some][:, None]
-        for some in more:
-            ways = near[rows[some]]
-            ways += of_layouts[some][:, None]
-            np.minimum(first[: len(some)], ways, out=first[: len(some)])
-        ordered = np.full((groups, near.shape[1]), np.inf, dtype=np.float32)
-        ordered[self.numbers] = first
-        least = np.empty((near.shape[1], groups), dtype=np.float32)
+        columns = near.shape[1]
+        ordered = np.full((groups, columns), np.inf, dtype=np.float32)
+        block = max(1, limits().cached_messages // max(1, columns))
+        first, ways = np.empty((2, block, columns), dtype=np.float32)
+        for start in range(0, len(self.numbers), block):
+            numbers = self.numbers[start : start + block]
+            for number, layouts in enumerate(self.rounds):
+                some = layouts[start : start + block]
+                if not len(some):
+                    break
+                sums = (ways if number else first)[: len(some)]
+                np.take(near, rows[some], axis=0, out=sums, mode="clip")
+                sums += of_layouts[some][:, None]
+                if number:
+                    np.minimum(first[: len(some)], sums, out=first[: len(some)])
+            ordered[numbers] = first[: len(numbers)]
+        least = np.empty((columns, groups), dtype=np.float32)
         for start in range(0, groups, TILE):
             # In one piece, it takes several times as long.
             least[:, start : start + TILE] = ordered[start : start + TILE].T
