@@ -540,6 +540,154 @@ def test_attention_written_out(name: str):
     assert found & {"softmax", *(n for n in found if n.startswith("attention"))} == {wanted}
 
 
+CAUSAL = torch.ones(3, 3, dtype=torch.bool).tril()
+FAR = -torch.inf
+
+
+def _by_hand(
+    a: Tensor,
+    scores: Callable[[Tensor, Tensor], Tensor] = lambda q, k: q @ k.mT / 2,
+    masked: Callable[[Tensor], Tensor] = lambda s: s,
+    weights: Callable[[Tensor], Tensor] = lambda s: s.softmax(-1),
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+) -> Tensor:
+    """Attention [2, 2, 3, 2] as people write it: scores, masked, their softmax, and the product with values."""
+    q, k, v = (x.view(2, 3, 2, 2).transpose(1, 2) for x in (a, a * a, 1 - a))
+    return product(weights(masked(scores(q, k))), v)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Return [batch * heads, 3, .] of [batch, heads, 3, .]."""
+    return x.reshape(-1, 3, x.shape[-1])
+
+
+def _bmm(q: Tensor, k: Tensor) -> Tensor:
+    return torch.bmm(_flat(q), _flat(k).transpose(1, 2)) / 2
+
+
+def _bmm_of_values(w: Tensor, v: Tensor) -> Tensor:
+    return torch.bmm(_flat(w), _flat(v)).view(2, 2, 3, 2)
+
+
+def _baddbmm(q: Tensor, k: Tensor) -> Tensor:
+    far = torch.zeros(1, 3, 3, dtype=q.dtype).masked_fill(~CAUSAL, torch.finfo(q.dtype).min)
+    return torch.baddbmm(far, _flat(q), _flat(k).transpose(1, 2), alpha=0.5)
+
+
+def _filled(seen: Tensor, by: float = FAR) -> Callable[[Tensor], Tensor]:
+    return lambda s: s.masked_fill(~seen, by)
+
+
+def _first_gpt(far: float, table: Tensor = CAUSAL) -> Callable[[Tensor], Tensor]:
+    return lambda s: s * table.to(s.dtype) + far * (1 - CAUSAL.to(s.dtype))
+
+
+def _first(x: Tensor) -> Tensor:
+    return x[:, :1]
+
+
+DOCUMENTS = torch.stack([WINDOW, WINDOW, CAUSAL, CAUSAL])
+"""Masks [batch * heads, 3, 3], of each element of the batch its own."""
+
+BY_HAND: dict[str, tuple[dict[str, Any], str]] = {
+    "filled": ({"masked": _filled(CAUSAL)}, "attention {causal = 1}"),
+    "filled_by_a_number": ({"masked": _filled(CAUSAL, -1e9)}, "attention {causal = 1}"),
+    "filled_in_place": ({"masked": lambda s: s.masked_fill_(~CAUSAL, FAR)}, "attention {causal = 1}"),
+    "filled_window": ({"masked": _filled(WINDOW)}, "attention_ranges {causal = 1}"),
+    "filled_twice": ({"masked": lambda s: _filled(WINDOW)(_filled(CAUSAL)(s))}, "attention_ranges {causal = 1}"),
+    "filled_little": ({"masked": _filled(CAUSAL, -1e4)}, "softmax"),
+    "where_not": (
+        {"masked": lambda s: torch.where(~CAUSAL, torch.tensor(FAR, dtype=s.dtype), s)},
+        "attention {causal = 1}",
+    ),
+    "added": ({"masked": lambda s: (~CAUSAL) * -1e10 + s}, "attention {causal = 1}"),
+    "taken_off": ({"masked": lambda s: s - 1e10 * (~CAUSAL).to(s.dtype)}, "attention {causal = 1}"),
+    "added_after": ({"masked": lambda s: _filled(CAUSAL)(s) + torch.arange(3) / 8}, "softmax"),
+    "first_gpt": ({"masked": _first_gpt(-1e10)}, "attention {causal = 1}"),
+    "first_gpt_near": ({"masked": _first_gpt(-1e4)}, "softmax"),
+    "first_gpt_other": ({"masked": _first_gpt(-1e10, WINDOW)}, "softmax"),
+    "bmm": ({"scores": _bmm, "product": _bmm_of_values}, "attention {causal = 0}"),
+    "bmm_filled": (
+        {"scores": _bmm, "masked": _filled(CAUSAL[None]), "product": _bmm_of_values},
+        "attention {causal = 1}",
+    ),
+    "bmm_documents": (
+        {"scores": _bmm, "masked": _filled(DOCUMENTS), "product": _bmm_of_values},
+        "attention_ranges {causal = 1}",
+    ),
+    "bmm_by_head": ({"scores": _bmm, "masked": _filled(DOCUMENTS[[0, 2, 1, 3]]), "product": _bmm_of_values}, "softmax"),
+    "bmm_viewed": (
+        {"scores": lambda q, k: _bmm(q, k).view(2, 2, 3, 3), "masked": _filled(CAUSAL), "product": _bmm_of_values},
+        "attention {causal = 1}",
+    ),
+    "baddbmm": ({"scores": _baddbmm, "product": _bmm_of_values}, "attention {causal = 1}"),
+    "einsum": (
+        {
+            "scores": lambda q, k: torch.einsum("bhid,bjhd->bhij", q, k.transpose(1, 2)) / 2,
+            "masked": _filled(CAUSAL),
+            "product": lambda w, v: torch.einsum("bhij,bjhd->bihd", w, v.transpose(1, 2)),
+        },
+        "attention {causal = 1}",
+    ),
+    "one_head_of_keys": (
+        {"scores": lambda q, k: q @ _first(k).mT, "masked": _filled(CAUSAL), "product": lambda w, v: w @ _first(v)},
+        "attention {causal = 1}",
+    ),
+    "in_float32": (
+        {"masked": _filled(CAUSAL), "weights": lambda s: s.double().softmax(-1).type_as(s)},
+        "attention {causal = 1}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_attention_as_people_write_it(name: str):
+    """One operator where there is one, else a softmax between products; the numbers are PyTorch's."""
+    how, wanted = BY_HAND[name]
+    module = Function("neg")
+    module.of = lambda a: _by_hand(a, **how)
+    agree(module, torch.full((), 1.25, dtype=torch.float64))
+    found = from_torch(module, torch.full((), 1.25, dtype=torch.float64)).graph.nodes()
+    said = {
+        f"{n.op} {{causal = {n.attribute('causal')}}}" if n.op.startswith("attention") else n.op
+        for n in found
+        if n.op == "softmax" or n.op.startswith("attention")
+    }
+    assert said == {wanted}
+
+
+def _dropped(*probabilities: float) -> Callable[[Tensor], Tensor]:
+    def of(s: Tensor) -> Tensor:
+        weights = s.softmax(-1)
+        for p in probabilities:
+            weights = nn.functional.dropout(weights, p)
+        return weights
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ({"weights": _dropped(0.25)}, ["attention_dropout", 0, 0.25, 1]),
+        ({"weights": _dropped(0.25), "masked": _filled(CAUSAL)}, ["attention_dropout", 1, 0.25, 1]),
+        ({"weights": _dropped(0.25), "scores": _bmm, "product": _bmm_of_values}, ["attention_dropout", 0, 0.25, 1]),
+        ({"weights": _dropped(0.25), "masked": _filled(WINDOW)}, ["softmax"]),
+        ({"weights": _dropped(0.25), "masked": torch.tanh}, ["softmax"]),
+        ({"weights": _dropped(0.25, 0.5)}, ["softmax"]),
+    ],
+)
+def test_attention_whose_weights_are_dropped(how: dict[str, Any], wanted: list[Any]):
+    """Dropped by the attention, with the probability and the seed that the dropout had: another one before has 0."""
+    module = Function("neg")
+    module.of = lambda a: _by_hand(nn.functional.dropout(a, 0.5), **how)
+    found = from_torch(module, torch.full((), 1.25, dtype=torch.float64)).graph.nodes()
+    said = [n for n in found if n.op == "softmax" or n.op.startswith("attention")]
+    keys = ("causal", "drop", "seed")
+    assert [said[0].op, *(said[0].attribute(k) for k in keys if said[0].op != "softmax")] == wanted
+    assert len(said) == 1
+
+
 class Reversed(torch.autograd.Function):
     """A gradient of its own."""
 

@@ -6,17 +6,20 @@ from math import prod
 
 import torch
 
+FARTHEST = -1e9
+"""Scores of masked keys in models: from here down, a softmax gives them no weight, unless it gives none any."""
+
 
 def visible(mask: torch.Tensor) -> torch.Tensor | None:
     """
     Return an attention mask as booleans of the same shape, True where a query may attend to a key.
 
     A boolean mask is returned as it is. A mask that is added to the scores must hold only 0 (may attend) and numbers
-    near minus infinity, not above half of the least finite number (may not); for any other, returns None.
+    far below any score, at most `FARTHEST` or half of the least finite number (may not); for any other, returns None.
     """
     if mask.dtype == torch.bool:
         return mask
-    none, far = mask == 0, mask <= torch.finfo(mask.dtype).min / 2
+    none, far = mask == 0, mask <= max(torch.finfo(mask.dtype).min / 2, FARTHEST)
     return none if bool((none | far).all()) else None
 
 

@@ -23,14 +23,30 @@ from unity_ir.pcg.graph import Value
 def product(x: Value, y: Value) -> Value:
     """
     Return the matrix product `x @ y` of [m.., k] and [k, n], or of batches [b.., m, k] and [b.., k, n] with the same
-    leading dims. If `y` is the result of a transpose, one operator computes transpose and product.
+    leading dims. If `y` is made of what was transposed, one operator computes transpose and product.
     """
-    batched = len(y.shape) > 2
-    rank = len(y.shape)
-    swapped = (*range(rank - 2), rank - 1, rank - 2)
-    if y.node.op == "transpose" and y.node.attribute("perm") == swapped:
-        return op("batch_matmul_nt" if batched else "matmul_nt", x, y.node.operands[0])
-    return op("batch_matmul" if batched else "matmul", x, y)
+    name = "batch_matmul" if len(y.shape) > 2 else "matmul"
+    swapped = _swapped(y)
+    return op(name, x, y) if swapped is None else op(f"{name}_nt", x, swapped)
+
+
+def _swapped(y: Value) -> Value | None:
+    """
+    Return `y` with its last two dims exchanged if it is made of a value with its last dim elsewhere, by a permutation
+    and then reshapes and expansions of the dims before the last two; None otherwise.
+    """
+    node = y.node
+    if node.op == "transpose":
+        *perm, row, column = node.attribute("perm")
+        (before,) = node.operands
+        return permute(before, (*perm, column, row)) if row == len(y.shape) - 1 else None
+    if node.op not in ("expand", "reshape") or node.operands[0].shape[-2:] != y.shape[-2:]:
+        return None
+    before = _swapped(node.operands[0])
+    if before is None or node.op == "reshape":
+        return None if before is None else reshape(before, (*y.shape[:-2], y.shape[-1], y.shape[-2]))
+    leads = node.attribute("dim") + len(node.attribute("sizes")) <= len(y.shape) - 2
+    return op("expand", before, **dict(node.attributes)) if leads else None
 
 
 @maps("linear")
@@ -148,8 +164,9 @@ def trilinear(
 @maps("einsum")
 def einsum(site: CallSite, equation: str, operands: list[Operand], path: object = None) -> Value:
     """
-    Map PyTorch's einsum of two operands, such as `bik,bkj->bij`, to one batched matrix product, with permutations and
-    reshapes before and after it; `path`, an order of contraction, has no effect.
+    Map PyTorch's einsum of two operands, such as `bik,bkj->bij`, to one batched matrix product, or to attention whose
+    last step it is as `matmul` does, with permutations and reshapes before and after it; `path`, an order of
+    contraction, has no effect.
 
     Raises `UnityError` for other numbers of operands, equations without `->`, letters repeated within one operand,
     ellipses, and letters summed over in one operand alone.
@@ -172,6 +189,7 @@ def einsum(site: CallSite, equation: str, operands: list[Operand], path: object 
         v = permute(v, [term.index(c) for g in groups for c in g])
         return reshape(v, [*(sizes[c] for c in groups[0]), *(prod(sizes[c] for c in g) for g in groups[1:])])
 
-    z = product(arranged(x, a, batch, rows, summed), arranged(y, b, batch, summed, columns))
+    left, right = arranged(x, a, batch, rows, summed), arranged(y, b, batch, summed, columns)
+    z = written_attention(left, right, site.tables) or product(left, right)
     order = [*batch, *rows, *columns]
     return permute(reshape(z, [sizes[c] for c in order]), [order.index(c) for c in out])
