@@ -240,12 +240,16 @@ NORMS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 """What is nearly a norm or a softmax."""
 
+OF_DIFFERENCES = ("mean without gradient", "mean along columns")
+"""Those that are RMS norms of what is left of a mean, and nearly layer norms."""
+
 
 @pytest.mark.parametrize("name", NORMS)
 def test_near_misses_of_norms(name: str):
     weights = {"m": normal(4, 4), "w": 1 + normal(4), "b": normal(4)}
     found = operators(check(lambda w, x: weighted(NORMS[name](x @ w["m"], w)), (weights, normal(4, 4)), close=1e-10))
-    assert not found & {"softmax", "log_softmax", "layer_norm", "rms_norm"}
+    wanted = {"rms_norm"} if name in OF_DIFFERENCES else set[str]()
+    assert found & {"softmax", "log_softmax", "layer_norm", "rms_norm"} == wanted
 
 
 def test_cross_entropy_without_gradient_of_its_sum():

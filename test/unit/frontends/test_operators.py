@@ -656,6 +656,67 @@ def test_attention_as_people_write_it(name: str):
     assert said == {wanted}
 
 
+def _mean_of_squares(x: Tensor) -> Tensor:
+    return x.pow(2).mean(-1, keepdim=True) + 1e-3
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.mean(-1, keepdim=True)
+
+
+def _deviation(x: Tensor, unbiased: bool = False) -> Tensor:
+    return torch.sqrt(x.var(-1, keepdim=True, unbiased=unbiased) + 1e-3)
+
+
+def _logs(a: Tensor) -> Tensor:
+    return (a[:, :2] @ a[0].mT).log_softmax(-1)
+
+
+PIECES: dict[str, tuple[Callable[..., Tensor], set[str]]] = {
+    "rms_by_product": (lambda a, b: a * torch.rsqrt(_mean_of_squares(a)) * b[0], {"rms_norm"}),
+    "rms_weight_first": (lambda a, b: b[0] * a * torch.rsqrt(_mean_of_squares(a)), {"rms_norm"}),
+    "rms_by_quotient": (lambda a, b: a / _mean_of_squares(a).sqrt() * b[0], {"rms_norm"}),
+    "rms_quotient_last": (lambda a, b: b[0] * a / _mean_of_squares(a).sqrt(), {"rms_norm"}),
+    "rms_by_power": (lambda a, b: b[0] * a * _mean_of_squares(a).pow(-0.5), {"rms_norm"}),
+    "rms_of_a_product": (lambda a, b: b[0] * (a * ((a * a).mean(-1, keepdim=True) + 1e-3).rsqrt()), {"rms_norm"}),
+    "rms_without_eps": (lambda a, b: b[0] * (a * (a * a).mean(-1, keepdim=True).rsqrt()), {"rms_norm"}),
+    "rms_of_another": (lambda a, b: b[0] * a / _mean_of_squares(a + 1).sqrt(), set()),
+    "rms_over_rows": (lambda a, b: b[0] * a / (a.pow(2).mean(1, keepdim=True) + 1e-3).sqrt(), set()),
+    "rms_by_rows": (lambda a, b: a / _mean_of_squares(a).sqrt() * b[:, :1], set()),
+    "rms_of_products": (lambda a, b: b[0] * a / ((a * (a + 1)).mean(-1, keepdim=True) + 1e-3).sqrt(), set()),
+    "rms_by_more": (lambda a, b: b[0] * a * a / _mean_of_squares(a).sqrt(), set()),
+    "rms_twice_divided": (
+        lambda a, b: b[0] * a / _mean_of_squares(a).sqrt() / _mean_of_squares(a).sqrt(),
+        {"rms_norm"},
+    ),
+    "norm_by_variance": (lambda a, b: b[0] * _centred(a) / _deviation(a) + b[1], {"layer_norm"}),
+    "norm_by_variance_first": (lambda a, b: _centred(a) / _deviation(a) * b[0] + b[1], {"layer_norm"}),
+    "norm_by_squares": (
+        lambda a, b: b[1] + b[0] * (_centred(a) * _mean_of_squares(_centred(a)).rsqrt()),
+        {"layer_norm"},
+    ),
+    "norm_without_bias": (lambda a, b: b[0] * _centred(a) / _deviation(a), {"rms_norm"}),
+    "norm_unbiased": (lambda a, b: b[0] * _centred(a) / _deviation(a, True) + b[1], set()),
+    "norm_of_another": (lambda a, b: b[0] * _centred(a) / _deviation(a * a) + b[1], set()),
+    "silu": (lambda a, b: torch.sigmoid(a) * a + b, {"silu"}),
+    "swish_with_beta": (lambda a, b: torch.sigmoid(1.5 * a) * a + b, set()),
+    "loss_of_viewed_logs": (lambda a, b: F.nll_loss(_logs(a).view(-1, 3), IDS.flatten()[:4]), {"cross_entropy"}),
+    "loss_of_reshaped_classes": (lambda a, b: F.nll_loss(_logs(a).view(-1, 6), IDS.flatten()[:2]), {"log_softmax"}),
+    "loss_of_one_hot": (lambda a, b: -(F.one_hot(_ids(a), 3) * _logs(a)).sum(-1).mean(), {"cross_entropy"}),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces_as_people_write_them(name: str):
+    """One operator where there is one that computes just this; the numbers are PyTorch's."""
+    function, wanted = PIECES[name]
+    module = Function("add")
+    module.of = function
+    agree(module, torch.full((), 1.25, dtype=torch.float64))
+    found = {n.op for n in from_torch(module, torch.full((), 1.25, dtype=torch.float64)).graph.nodes()}
+    assert found & {"rms_norm", "layer_norm", "silu", "cross_entropy", "log_softmax"} == wanted
+
+
 def _dropped(*probabilities: float) -> Callable[[Tensor], Tensor]:
     def of(s: Tensor) -> Tensor:
         weights = s.softmax(-1)

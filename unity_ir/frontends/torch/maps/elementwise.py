@@ -123,17 +123,16 @@ def rsub(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
 @maps("mul", "multiply")
 def mul(site: CallSite, x: Operand, y: Operand) -> Value:
     """
-    Map PyTorch's `x * y`, with broadcasting. A product that is the last step of a written-out gelu (its tanh
-    approximation) or RMS norm becomes that operator instead.
+    Map PyTorch's `x * y`, with broadcasting. A product that is the last step of a written-out gelu, silu or RMS norm
+    becomes that operator instead.
     """
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (by := number(b)) is not None:
             return site.fit(scale(cast(a, site.dtype), by))
-    for a, b in ((x, y), (y, x)):
-        if isinstance(a, Value) and isinstance(b, Value):
-            known = activations.gelu(a, b) or norms.rms_norm(a, b)
-            if known is not None and known.type.dtype == site.dtype:
-                return known
+    if isinstance(x, Value) and isinstance(y, Value):
+        known = activations.gelu(x, y) or activations.silu(x, y) or norms.rms_norm((x, y))
+        if known is not None and known.type.dtype == site.dtype:
+            return known
     return binary(site, "mul", x, y)
 
 
@@ -141,7 +140,7 @@ def mul(site: CallSite, x: Operand, y: Operand) -> Value:
 def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
     """
     Map PyTorch's `x / y`, rounded down if `rounding_mode` is "floor", and towards 0 if it is "trunc". A quotient that
-    is the last step of a written-out softmax becomes that operator instead.
+    is the last step of a written-out softmax or RMS norm becomes that operator instead.
     """
     if rounding_mode == "trunc":
         return cast(truncated(site, binary(site.in_floats(), "div", x, y)), site.dtype)
@@ -153,7 +152,9 @@ def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None
     elif site.dtype in ("i64", "i32"):
         return cast(op("floor", binary(site.in_floats(), "div", x, y)), site.dtype)
     else:
-        known = norms.softmax(x, y) if isinstance(x, Value) and isinstance(y, Value) and not rounding_mode else None
+        known = None
+        if isinstance(x, Value) and isinstance(y, Value) and not rounding_mode:
+            known = norms.softmax(x, y) or norms.rms_norm((x,), y)
         out = binary(site, "div", x, y) if known is None else site.fit(known)
     return op("floor", out) if rounding_mode else out
 

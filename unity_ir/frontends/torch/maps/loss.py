@@ -198,8 +198,12 @@ def nll(
     before = x
     if x.node.op == "transpose":
         perm, before = x.node.attribute("perm"), x.node.operands[0]
+    shape = before.shape
+    if before.node.op == "reshape" and before.node.operands[0].shape[-1:] == shape[-1:]:
+        before = before.node.operands[0]
     if before.node.op == "log_softmax" and perm[:2][-1] == len(perm) - 1:
-        return cross_entropy(site, permute(before.node.operands[0], perm), target, weight, reduction, ignore_index)
+        logits = permute(reshape(before.node.operands[0], shape), perm)
+        return cross_entropy(site, logits, target, weight, reduction, ignore_index)
     order = [0, *range(2, len(perm)), 1] if len(perm) > 2 else perm
     ids = target.filled() if isinstance(target, Padded) else site.value(target)
     return _written_out(site, permute(x, order), ids, weight, reduction, ignore_index)

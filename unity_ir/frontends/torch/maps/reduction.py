@@ -114,7 +114,7 @@ _extreme("min", "minimum")
 def _centred(x: Value, dims: Sequence[int]) -> Value:
     """Return `x` minus its mean over the dims with the sorted numbers `dims`, in the shape of `x`."""
     kept: Shape = tuple(1 if d in dims else s for d, s in enumerate(x.shape))
-    return op("sub", x, expand(reshape(reduced("reduce_mean", x, dims), kept), x.shape))
+    return op("sub", x, reshape(reduced("reduce_mean", x, dims), kept))
 
 
 def variance(x: Value, dims: Sequence[int], correction: float) -> Value:

@@ -48,3 +48,11 @@ def _is_cubic(value: Value, x: Value) -> bool:
         is_cube = rest.node.op == "pow_scalar" and rest.node.attribute("exponent") == 3
         return is_cube and rest.node.operands == (x,) and isclose(by, 0.044715, rel_tol=CLOSE)
     return False
+
+
+def silu(left: Value, right: Value) -> Value | None:
+    """Return a silu operator that computes the product `left * right`; None unless one is the other's sigmoid."""
+    for x, gate in ((left, right), (right, left)):
+        if made_by(gate, "sigmoid") == (x,):
+            return op("silu", x)
+    return None

@@ -96,7 +96,7 @@ def _same(one: Value, other: Value) -> bool:
 def one_hot_sum(product: Value, tables: Tables) -> Value | None:
     """
     Return x [b.., c] at class ids [b..], where `product` [b.., c], which is about to be summed over the last dim, is x
-    times a one-hot vector of each id: `c == id`, cast. Else None. `tables` has the class numbers.
+    times a one-hot vector of each id, or `c == id`, cast. Else None. `tables` has the class numbers.
     """
     factors = made_by(product, "mul")
     for x, hot in (factors, factors[::-1]) if factors else ():
@@ -107,7 +107,9 @@ def one_hot_sum(product: Value, tables: Tables) -> Value | None:
 
 
 def _compared(chosen: Value, shape: tuple[int, ...], tables: Tables) -> list[Value]:
-    """Return the class ids [b..] that a value [b.., c] compares with the class numbers; [] if it is none."""
+    """Return the class ids [b..] whose one-hot vectors a value [b.., c] holds, as numbers or comparisons; else []."""
+    if chosen.shape == shape and chosen.node.op == "one_hot":
+        return [*chosen.node.operands]
     operands = made_by(chosen, "eq")
     for ids, numbers in (operands, operands[::-1]) if operands and chosen.shape == shape else ():
         table = tables.values.get(numbers.node.name) if numbers.node.op == "input" else None

@@ -5,25 +5,30 @@ the last of the pattern, and returns the one operator that computes it, or None.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from unity_ir.frontends.torch.recognise.match import fits_rows, made_by, number_of, reduced_last, unbroadcast, unshaped
 from unity_ir.frontends.torch.site import cast
 from unity_ir.frontends.torch.values import op
 from unity_ir.pcg.graph import Value
 
+PARTS = 3
+"""Factors of a norm: what is normalised, the weight, and the root."""
 
-def rms_norm(normal: Value, weight: Value) -> Value | None:
+
+def rms_norm(product: tuple[Value, ...], divisor: Value | None = None) -> Value | None:
     """
-    Return an RMS norm operator that computes the product `normal * weight` in the element type of `normal`, which may
-    be wider than that of `weight`. None unless `normal` is `x * rsqrt(mean(x * x) + eps)`, with the mean over the last
-    dim, and `weight` is [size of that dim].
+    Return an RMS norm operator that computes the product of some values, over `divisor` if that is not None, in the
+    element type of x, which may be wider than that of `weight`. None unless it is `x * weight / sqrt(mean(x * x) +
+    eps)` in any order, with the mean over the last dim, and `weight` [size of that dim].
     """
-    operands, weight = made_by(normal, "mul"), unbroadcast(weight)
-    for x, root in (operands, operands[::-1]) if operands else ():
-        for mean in made_by(root, "rsqrt"):
-            mean, eps = number_of(mean, "shift", "by") or (mean, 0.0)
-            square = reduced_last(mean, "reduce_mean")
-            if square is None or made_by(square, "square") != (x,) or not fits_rows(root, x):
+    for root, moment, eps in _roots_of(product, divisor):
+        square = reduced_last(moment, "reduce_mean")
+        for x in [] if square is None else _squared(square):
+            factors = [f for f in _factors(product, x) if f != root]
+            if x not in factors or len(factors) != 2 or not fits_rows(root, x):
                 continue
+            weight = unbroadcast(factors[1 - factors.index(x)])
             if weight.shape == x.shape[-1:]:
                 return op("rms_norm", x, cast(weight, x.type.dtype), eps=eps)
     return None
@@ -36,14 +41,19 @@ def layer_norm(scaled: Value, bias: Value) -> Value | None:
     that dim]. The variance is the mean of squares of what is left of the mean, or what they are above its square.
     """
     bias = unbroadcast(bias)
-    factors, divisors = _factors(scaled)
-    weights = [f for f in factors if f.shape == bias.shape and f.node.op == "weight"]
-    roots = [(f, found) for f in factors for found in _shifted(f, "rsqrt")]
-    roots += [(f, found) for f in divisors for found in _shifted(f, "sqrt")]
-    if len(factors) + len(divisors) != 3 or len(weights) != 1 or len(roots) != 1:
+    for centred, weight in _pairs(scaled, "rms_norm"):
+        # What is left of the mean was taken for the whole.
+        for x, mean in _pairs(centred, "sub"):
+            fits = fits_rows(mean, x) and reduced_last(mean, "reduce_mean") == x and weight.shape == bias.shape
+            if fits and bias.type.dtype == x.type.dtype:
+                return op("layer_norm", x, weight, bias, eps=scaled.node.attribute("eps"))
         return None
-    (weight,), ((root, (moment, eps)),) = weights, roots
-    (centred,) = (f for f in factors if f not in (weight, root))
+    factors, roots = _factors([scaled]), _roots_of([scaled])
+    weights = [f for f in map(unbroadcast, factors) if f.shape == bias.shape and f.node.op == "weight"]
+    if len(factors) != PARTS or len(weights) != 1 or len(roots) != 1:
+        return None
+    (weight,), ((root, moment, eps),) = weights, roots
+    (centred,) = (f for f in factors if unbroadcast(f) != weight and f != root)
     for x, mean in _pairs(centred, "sub"):
         if not fits_rows(mean, x) or not fits_rows(root, x):
             continue
@@ -59,28 +69,57 @@ def _pairs(value: Value, name: str) -> list[tuple[Value, Value]]:
     return [(operands[0], operands[1])] if len(operands) == 2 else []
 
 
-def _factors(value: Value) -> tuple[list[Value], list[Value]]:
-    """Return the factors of a product, and the roots `sqrt` that it, or a factor, is divided by."""
-    for x, y in _pairs(value, "mul"):
-        (factors, divisors), (more, others) = _factors(x), _factors(y)
-        return [*factors, *more], [*divisors, *others]
-    for x, y in _pairs(value, "div"):
-        if y.node.op == "sqrt":
-            factors, divisors = _factors(x)
-            return factors, [*divisors, y]
-    return [unbroadcast(value)], []
+def _factors(product: Sequence[Value], whole: Value | None = None) -> list[Value]:
+    """
+    Return the factors of a product of some values, of which `whole` is one; a divisor `sqrt`, too. Returns nothing if
+    they are more than `PARTS`.
+    """
+    left, found = [*product], list[Value]()
+    while left and len(left) + len(found) <= PARTS:
+        value = left.pop()
+        if value != whole and value.node.op == "mul":
+            left += value.node.operands
+        elif value.node.op == "div" and value.node.operands[1].node.op == "sqrt":
+            left.append(value.node.operands[0])
+            found.append(value.node.operands[1])
+        else:
+            found.append(value)
+    return [] if left else found
+
+
+def _roots_of(product: Sequence[Value], divisor: Value | None = None) -> list[tuple[Value, Value, float]]:
+    """
+    Return (root, variance, eps) for each `1 / sqrt(variance + eps)` that is a factor of a product of some values over
+    `divisor`: among the first few factors, as those after are what is normalised.
+    """
+    left, found = [*product], list[tuple[Value, Value, float]]()
+    if divisor is not None:
+        found += [(divisor, *inner) for inner in _shifted(divisor, "sqrt")]
+    for value in left:
+        found += [(value, *inner) for inner in _shifted(value, "rsqrt")]
+        for _, below in _pairs(value, "div"):
+            found += [(below, *inner) for inner in _shifted(below, "sqrt")]
+        if len(left) < 4 * PARTS:
+            left += made_by(value, "mul") or made_by(value, "div")[:1]
+    return found
+
+
+def _squared(square: Value) -> tuple[Value, ...]:
+    """Return (x,) of a value `x * x`, () of another."""
+    for x, other in _pairs(square, "mul"):
+        return (x,) if x == other else ()
+    return made_by(square, "square")
 
 
 def _shifted(root: Value, name: str) -> list[tuple[Value, float]]:
     """Return (variance, eps) of a root of `variance + eps` by the graph operator called `name`, in a list; else []."""
-    found = [number_of(inner, "shift", "by") for inner in made_by(root, name)]
-    return [f for f in found if f is not None]
+    return [number_of(inner, "shift", "by") or (inner, 0.0) for inner in made_by(root, name)]
 
 
 def _is_variance(moment: Value, x: Value, centred: Value) -> bool:
     square = reduced_last(moment, "reduce_mean")
     if square is not None:
-        return made_by(square, "square") == (centred,) or made_by(square, "mul") == (centred, centred)
+        return centred in _squared(square)
     for squares, of_mean in _pairs(_above_zero(unshaped(moment)), "sub"):
         inner = reduced_last(squares, "reduce_mean")
         is_second = inner is not None and made_by(inner, "square") == (x,) and squares.shape == of_mean.shape
