@@ -637,6 +637,11 @@ BY_HAND: dict[str, tuple[dict[str, Any], str]] = {
         {"masked": _filled(CAUSAL), "weights": lambda s: s.double().softmax(-1).type_as(s)},
         "attention {causal = 1}",
     ),
+    "narrower": ({"scores": lambda q, k: (q @ k.mT).float().double() / 2}, "softmax"),
+    "queries_cast_before": (
+        {"scores": lambda q, k: q.float().double() @ k.float().double().mT},
+        "attention {causal = 0}",
+    ),
 }
 
 
@@ -654,6 +659,23 @@ def test_attention_as_people_write_it(name: str):
         if n.op == "softmax" or n.op.startswith("attention")
     }
     assert said == {wanted}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"weights": lambda s: s.double().softmax(-1).type_as(s)},
+        {"scores": lambda q, k: (q @ k.mT).double() / 2, "weights": lambda s: s.softmax(-1).float()},
+        {"scores": lambda q, k: q.double() @ k.double().mT, "weights": lambda s: s.softmax(-1).float()},
+        {"masked": lambda s: _filled(CAUSAL)(s.double()), "weights": lambda s: s.softmax(-1).float()},
+    ],
+)
+def test_attention_whose_scores_are_in_a_wider_type(how: dict[str, Any]):
+    module = Function("neg").float()
+    module.of = lambda a: _by_hand(a, **how)
+    found = {n.op for n in from_torch(module, torch.full((), 1.25)).graph.nodes()}
+    assert "attention" in found
+    assert "softmax" not in found
 
 
 def _mean_of_squares(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 
 from unity_ir.frontends.torch.masks import FARTHEST, is_causal_mask, ranges_of_mask, visible
-from unity_ir.frontends.torch.recognise.match import factor_of, made_by, uncast
+from unity_ir.frontends.torch.recognise.match import factor_of, made_by, unwidened
 from unity_ir.frontends.torch.site import Tables
 from unity_ir.frontends.torch.values import expand, op, reshape
 from unity_ir.pcg.graph import Value
@@ -38,17 +38,16 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
 
     `weights` must be `softmax(scale * q k^T)`, or `softmax(cap * tanh(scale / cap * q k^T))`, without a mask, or with
     one that is added or selects far scores: a causal one, or one that lets every query see keys next to each other, the
-    same in all heads. The softmax may be in a wider element type; without a cap and with no mask but a causal one,
-    weights may be dropped after it. All have four dims, or three where batch and heads are one, and may be reshaped
-    from one to the other. `tables` has the elements of masks that are known at import.
+    same in all heads. Scores and their softmax may be in a wider element type; without a cap, and with no mask but a
+    causal one, weights may be dropped after it. All have four dims, or three where batch and heads are one, and may be
+    reshaped from one to the other. `tables` has the elements of masks that are known at import.
     """
     dropped, drop = _undropped(weights)
     for scores in made_by(dropped, "softmax"):
-        scores = uncast(scores)
-        if scores.type.dtype != weights.type.dtype or len(scores.shape) not in (3, 4):
+        if len(scores.shape) not in (3, 4):
             return None
         masked, seen = scores, None
-        while (found := _unmasked(masked, tables)) is not None:
+        while (found := _unmasked(unwidened(masked), tables)) is not None:
             masked, more = found
             seen = more if seen is None else seen & more
         inner, by = _scaled(masked)
@@ -58,7 +57,10 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
             attributes["cap"], by = by, within * by
         if inner.node.op != "batch_matmul_nt":
             return None
-        q, k = inner.node.operands
+        dtype = weights.type.dtype
+        q, k = (x if x.type.dtype == dtype else unwidened(x) for x in inner.node.operands)
+        if not q.type.dtype == k.type.dtype == dtype:
+            return None
         lead = scores.shape[:-2] if len(scores.shape) == 4 else _lead(q)
         q, k, v = (reshape(x, (*lead, *x.shape[-2:])) for x in (q, k, v))
         limited = (
@@ -99,10 +101,13 @@ def _reshapes_lead(value: Value) -> bool:
 
 
 def _scaled(value: Value) -> tuple[Value, float]:
-    """Return (x, factor) such that a value is `factor * x`, through reshapes of dims before the last two."""
+    """
+    Return (x, factor) such that a value is `factor * x`, through reshapes of dims before the last two and casts to
+    wider element types.
+    """
     value, factor = factor_of(value)
-    while _reshapes_lead(value):
-        value, by = factor_of(value.node.operands[0])
+    while (before := value.node.operands[0] if _reshapes_lead(value) else unwidened(value)) != value:
+        value, by = factor_of(before)
         factor *= by
     return value, factor
 

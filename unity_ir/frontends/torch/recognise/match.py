@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unity_ir.pcg.graph import Value
+from unity_ir.pcg.types import ELEMENT_BYTES
 
 
 def made_by(value: Value, name: str) -> tuple[Value, ...]:
@@ -33,6 +34,16 @@ def uncast(value: Value) -> Value:
     """Return what a value was cast from, by one cast or several; the value itself if it is no cast."""
     while value.node.op == "cast":
         (value,) = value.node.operands
+    return value
+
+
+def unwidened(value: Value) -> Value:
+    """Return what a value was cast from, by casts each to a wider element type; the value itself if it is no cast."""
+    while value.node.op == "cast":
+        (before,) = value.node.operands
+        if ELEMENT_BYTES[before.type.dtype] >= ELEMENT_BYTES[value.type.dtype]:
+            break
+        value = before
     return value
 
 
