@@ -44,7 +44,7 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
     machine = with_memory(machine, int(0.55 * run(GPT2, machine, "fsdp", OPTIMIZER).cost.memory_bytes))
     monkeypatch.setattr(with_stages, "RECOMPUTES", 1.05)
 
-    def none(*_: object) -> NoReturn:
+    def none(*_: object, **__: object) -> NoReturn:
         raise AssertionError("looked for a plan without stages")
 
     def out_of_budget(*_: object) -> NoReturn:
