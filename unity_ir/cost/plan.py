@@ -221,14 +221,7 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
     Operators that read one value in one layout share the reshard. Halo exchanges are included.
     """
     nodes = graph.nodes()
-    anchors = Anchors(graph)
-    found: dict[tuple[Value, Layout], list[Node]] = {}
-    for node in nodes:
-        if node.is_compute:
-            for i, operand in enumerate(node.operands):
-                found.setdefault((anchors.of(operand), placement.needs(node, i)), []).append(node)
-        elif anchors.materialised(node.result) and node.is_parallel:
-            found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
+    found = layouts_wanted(graph, placement)
     with_gradient = frozenset[Node]() if graph.updates else nodes_with_gradient(graph)
     is_marked = not graph.updates and any(n.op == "recompute" for n in nodes)
     again = keeps_of(graph).moved_again if is_marked else set[Node]()
@@ -251,6 +244,19 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
     if graph.exchange_rows:
         out = [replace(r, stays_divided=True) if _can_be_exchanged(r, graph, placement) else r for r in out]
     return out
+
+
+def layouts_wanted(graph: Graph, placement: Placement) -> dict[tuple[Value, Layout], list[Node]]:
+    """Return the operators that read a value in a layout, by these two, of a placed graph."""
+    anchors = Anchors(graph)
+    found: dict[tuple[Value, Layout], list[Node]] = {}
+    for node in graph.nodes():
+        if node.is_compute:
+            for i, operand in enumerate(node.operands):
+                found.setdefault((anchors.of(operand), placement.needs(node, i)), []).append(node)
+        elif anchors.materialised(node.result) and node.is_parallel:
+            found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
+    return found
 
 
 def _halos(

@@ -358,8 +358,11 @@ def _finest(
     """
     Return the first of some ways to merge dims, from fine to coarse, and its problem, in which a pass of messages takes
     at most `most` additions; None if there is none. Where passes of the `coarse` problem before take long, the coarsest
-    is tried first: if that has too many, so have the others, whose tables take long to make.
+    is tried first: if that has too many, so have the others, whose tables take long to make. None is tried where all
+    surely have.
     """
+    if coarse is not None and coarse.steps() * limits().least_finer_sums > most:
+        return None
     found: tuple[int, FactorGraph] | None = None
     backwards = coarse is not None and coarse.steps() * limits().finer_sums > most
     for merge in reversed(kind) if backwards else kind:

@@ -169,6 +169,8 @@ class SearchLimits:
     """Sums in one TRW-S pass up to which passes are made: some fifteen seconds, beside the search."""
     finer_sums: int = 10
     """About as many times the sums of a pass has a problem of a finer kind."""
+    least_finer_sums: int = 3
+    """At least as many: 6 to 17 times were seen."""
     settled_sums: int = 4
     """Times as many sums of a pass for a graph whose messages start from those of a shorter one: one pass is made."""
     long_sums: int = 10_000_000_000
@@ -217,9 +219,11 @@ class SearchLimits:
     """Moves times source layouts of one shape, at most, that relaxing distances looks at."""
     # search/choose
     tofu_axes: int = 9
+    """Mesh axes up to which Tofu's plan is a candidate: it cuts each axis by itself, which takes long on more."""
+    planned_runs: int = 7
     """
-    Mesh axes up to which Tofu's plan is a candidate: it cuts each axis by itself, and moves between such layouts of
-    more axes take the planner too long.
+    Runs of mesh axes (`pcg.coarse.runs_of`) in a change of layout up to which it is: where roles alternate, the planner
+    takes a second for a change of 7 runs, and half a minute for one of 9.
     """
     work_candidate: int = 300_000
     """Work charged for making, pricing and simulating a plan, per operator."""

@@ -24,7 +24,7 @@ def rms_norm(product: tuple[Value, ...], divisor: Value | None = None) -> Value 
     """
     for root, moment, eps in _roots_of(product, divisor):
         square = reduced_last(moment, "reduce_mean")
-        for x in [] if square is None else _squared(square):
+        for x in () if square is None else _squared(square):
             factors = [f for f in _factors(product, x) if f != root]
             if x not in factors or len(factors) != 2 or not fits_rows(root, x):
                 continue
