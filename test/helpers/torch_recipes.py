@@ -31,7 +31,8 @@ class Attention(nn.Module):
         if self.written:
             scores = q @ k.transpose(-2, -1) / (h // HEADS) ** 0.5
             mask = torch.tril(torch.ones(s, s, dtype=torch.bool))
-            y = F.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1) @ v
+            # Which a softmax may see, so that no attention is recognised.
+            y = F.softmax(scores.masked_fill(~mask, -1e4), dim=-1) @ v
         else:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(b, s, h))
