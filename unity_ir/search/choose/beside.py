@@ -1,4 +1,4 @@
-"""Run a process beside the search: it simulates plans, and finds plans of the graph without rewrites."""
+"""Simulate plans, and find plans of the graph without rewrites, in a process beside the search."""
 
 from __future__ import annotations
 
