@@ -111,6 +111,7 @@ def on_gloo(record: Record, phase: str) -> dict[str, int]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "by", "world"), CASES)
 def test_a_step_is_that_of_pytorch_and_sends_what_is_planned(

@@ -131,6 +131,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "where", "plan"), CASES)
 def test_three_steps_equal_those_of_pytorch(ranks: Ranks, name: str, where: str, plan: str):

@@ -137,6 +137,7 @@ def batch_of(case: Case) -> dict[str, Any]:
     return batch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_attention_in_pieces_equals_pytorch(ranks: Ranks, case: Case):

@@ -85,6 +85,7 @@ CASES: dict[str, tuple[str, Optimizer, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_pytorch_and_of_state_on_the_device(ranks: Ranks, case: str):

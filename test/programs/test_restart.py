@@ -47,6 +47,7 @@ def test_a_killed_rank_changes_nothing(ranks: Ranks, tmp_path: Path):
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "killed").read_bytes()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "gpt", "mixture"])
 def test_real_data_trains_as_in_pytorch(ranks: Ranks, tmp_path: Path, name: str):

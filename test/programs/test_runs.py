@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from extent import examples
 from models import mlp
 from ranks import Ranks, damaged, full_disk, refused, run_main
 from safetensors.numpy import load_file, save_file
@@ -297,12 +298,13 @@ def test_a_checkpoint_that_is_not_right_is_refused(
 
 @pytest.mark.slow
 def test_any_damage_to_any_file_is_refused(main: Main, ranks: Ranks, text: str, tmp_path: Path):
+    flips = examples(60)
     main("--steps", "1", "--save", str(tmp_path))
     names = sorted(p.name for p in (tmp_path / "step_00000001").iterdir())
     assert names == [".metadata", "__0_0.distcp", "__1_0.distcp", "complete.json"]
-    found = ranks.run(text, 2, damaged, str(tmp_path), 0, 60)
+    found = ranks.run(text, 2, damaged, str(tmp_path), 0, flips)
     assert [passed for _, passed in found] == [[], []]
-    assert len(found[0][0]) > 4 * 60
+    assert len(found[0][0]) > 4 * flips
     assert found[0] == found[1]
     assert not [line for line in found[0][0] if "\n" in line or "cannot load" not in line]
 

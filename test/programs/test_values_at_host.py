@@ -80,6 +80,7 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_of_pytorch(ranks: Ranks, case: str):
@@ -91,6 +92,7 @@ def test_steps_are_those_of_pytorch(ranks: Ranks, case: str):
         assert max(ranks.run(made, world, error_in_double)) < 1e-12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "name", "options"),

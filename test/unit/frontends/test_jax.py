@@ -73,6 +73,7 @@ KNOWN = {
 """All operators that these become; others could be one where they are several."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models_compute_what_jax_does(name: str):

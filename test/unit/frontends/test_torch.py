@@ -117,6 +117,7 @@ def test_capped_scores():
     assert not operators(imported) & {"softmax", "batch_matmul", "batch_matmul_nt"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", ["mixtral", "deepseek_v2", "llama4"])

@@ -110,6 +110,7 @@ def nodes_of(found: dict[str, bytes]) -> list[list[ReadNode]]:
     return [read(found[f"step.{rank}.et"])[1] for rank in range(len(found) - 1)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_running_a_trace_takes_as_long_as_the_simulated_step(name: str):

@@ -171,6 +171,7 @@ LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "sizes", "attributes", "dtype"), LARGER)
 def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, Any], dtype: str, runner: Any) -> None:

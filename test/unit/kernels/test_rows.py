@@ -37,6 +37,7 @@ def statistics(shape: tuple[int, ...], groups: int = 1) -> Bound:
     return replace(found.line, operator="batch_mean + batch_stats")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize("name", SHAPES)
@@ -91,6 +92,7 @@ MASKED = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(7, 3, 3721), (5, 528, 3306)])
 def test_sums_of_what_is_stored(shape: tuple[int, ...], runner: Any) -> None:

@@ -279,7 +279,7 @@ AFTER = [
 def test_large_products(target: str) -> None:
     """Tiles fit registers and shared memory, and Hopper copies them by descriptors, in few instructions."""
     jobs: list[Job] = []
-    for size, line, layout in sample(list(itertools.product((1024, 1536, 4096), AFTER, LAYOUTS)), 3):
+    for size, line, layout in sample(list(itertools.product((1024, 1536, 4096), AFTER, LAYOUTS)), 5):
         matrix, row = (size, size), (size,)
         shapes = (matrix, matrix, *([row] if "b" in line else []), *([matrix] if "r[" in line else []))
         bound = bind(parse_line(line.replace("P", f"sum[k]({layout})")), shapes, {})
@@ -393,7 +393,7 @@ def test_every_operator(drawn: Any) -> None:
         return math.prod(bound.extents.values())
 
     launchers: list[Launcher] = []
-    for name in sample([*LOWERED], 4):
+    for name in sample([*LOWERED], 8):
         covered = [b for b in (bound_of(name, c) for c in drawn(name, 6)) if refusal(b) is None]
         if covered:
             bound = max(covered, key=elements)

@@ -154,6 +154,7 @@ def test_it_is_priced_as_it_is_emitted():
     assert before - after == 2 * 2 * 16384 * 256 * 4
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_the_joint_search_takes_it_where_it_is_faster():
     machine = boxes(2, 2, bandwidth=2e10)

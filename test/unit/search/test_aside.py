@@ -210,7 +210,8 @@ def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.Monk
     assert both.bound is not None
 
 
-@pytest.mark.parametrize("model", ["alexnet", "mlp"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("model", ["mlp", "alexnet"])
 def test_rewrites_and_groupings_are_the_same_in_one_process(model: str, monkeypatch: pytest.MonkeyPatch):
     graph, machine = models.build(model), boxes(16, overhead=1e-6)
     with limited(group_rows=0, rows_of_process=0):

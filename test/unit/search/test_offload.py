@@ -152,7 +152,7 @@ def test_values_do_not_go_to_a_host_without_room_for_them(strategy: str):
     assert found.graph == run(graph, small, strategy, ADAMW, recompute="auto", offload="none").graph
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "joint"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("joint", marks=pytest.mark.zoo)])
 def test_auto_is_as_fast_as_each_kind(strategy: str):
     graph, whole = longer()
     link = replace(FAST, from_host=25e9, to_host=25e9)
@@ -165,6 +165,7 @@ def test_auto_is_as_fast_as_each_kind(strategy: str):
     assert found["auto"] < found["none"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_joint_puts_values_at_the_host_as_asked_for(micro_batches: int):
     limit = need("none") - 100_000

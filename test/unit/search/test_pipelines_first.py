@@ -117,6 +117,7 @@ def test_a_kind_of_recompute_is_not_left_out_of_stages():
         run_with_stages(GPT2, load("dgx-h100:2"), optimizer=OPTIMIZER, stages=Stages(2), recompute="block")
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_losses_in_pieces_are_not_made_whole_unasked():
     """Pipelines that joint chooses make their loss whole: a number of pieces is kept to, or refused."""

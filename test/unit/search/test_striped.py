@@ -33,6 +33,7 @@ def test_a_divided_sequence_is_balanced():
     assert 0.5 < attention.forward / before.forward < 0.7
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("length", "steps"), [(256, []), (512, ["stripe-sequence with stripes=4,block=64"])])
 def test_blocks_smaller_than_a_tile_are_not_looked_for(length: int, steps: list[str]):
     graph, machine = build("gpt2", **{**SMALL, "sequence": length}), boxes(2, 2, bandwidth=1e12)

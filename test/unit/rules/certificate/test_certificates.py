@@ -139,6 +139,7 @@ def text_of(name: str) -> str:
     return json.dumps(written(RULES[name]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", TAMPERED)
 def test_a_certificate_tampered_with_is_refused(how: str):
     law, change = TAMPERED[how]
