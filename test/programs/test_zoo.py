@@ -128,11 +128,13 @@ SAMPLE = [
     Case("gpt2", "fsdp/2i", 4, "adamw", "mixed"),
     Case("gpt2", "tofu", 8),
     Case("bert_large", "recompute-3/2", 2),
+    Case("deepseek_v3", "data-parallel", 2),
     Case("dlrm", "joint/4", 2),
     Case("mlp", "data-parallel/4", 1),
     Case("mlp", "joint/2", 2, "sgd", "f32", "triton"),
     Case("moe,dispatch=sparse", "random-5/2i", 4, "sgd"),
     Case("xdl", "pinned-2/2", 8),
+    Case("inception_v3", "data-parallel", 2, "sgd"),
     Case("lenet", "spatial", 4, "sgd"),
     Case("llama3_8b", "random-4", 4),
     Case(VARIANTS[1], "joint", 2),
@@ -158,7 +160,6 @@ SAMPLE = [
 ]
 MORE = [
     Case("deepseek_v3", "joint", 4),
-    Case("inception_v3", "data-parallel", 2, "sgd"),
     Case("lenet", "joint", 8),
     Case("llama3_8b,sequence=128", "degrees,cp=2,stripes=true", 2, "sgd", "f32", "triton"),
     Case(f"{VARIANTS[5]},batch=4", "degrees,cp=4,ring=true/4", 4),

@@ -363,8 +363,12 @@ class _Scheduler:
         order: list[Compute] = []
         moved: set[tuple[Register, ...]] = set()
         """The results of operators that were delayed."""
+        there: set[Register] = set()
+        """What operators so far have read, so that it is waited for."""
         for compute in self.computes:
-            sources = {source for source, crossed in map(self._source, compute.operands) if crossed}
+            wanted = [r for r in map(self._held, compute.operands) if r not in there]
+            there.update(wanted)
+            sources = {source for source, crossed in map(self._source, wanted) if crossed}
             near = order[-NEAR:]
             if any(not sources.isdisjoint(c.results) for c in near):
                 may = [c for c in near if c.results not in moved and read.isdisjoint(c.results)]
