@@ -9,6 +9,7 @@ modules: `plan` has stand-ins for the names that the plan of a program defines.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -48,6 +49,9 @@ BEFORE_KERNELS = ("launches",)
 
 PUBLIC = frozenset({"captured"})
 """Functions that are only for scripts that import a program."""
+
+_EMPTY = re.compile(r"^# --- [^\n]*\n+(?=# --- |\Z)", re.MULTILINE)
+"""A heading of which nothing is left, in a module's text."""
 
 _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
@@ -189,7 +193,7 @@ def _reached(modules: Mapping[str, _Module], used: frozenset[str]) -> dict[str, 
             if function.name not in reached:
                 del lines[function.first : function.end]
         if not module.functions or any(f.name in reached for f in module.functions):
-            out[part] = "".join(lines)
+            out[part] = _EMPTY.sub("", "".join(lines))
     return out
 
 
