@@ -82,7 +82,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     # What tests make is mostly not cyclic; the collector took a twentieth of their time.
-    gc.set_threshold(1_000_000, 20, 100)
+    gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_sessionfinish() -> None:

@@ -35,6 +35,7 @@ CALLS = [f"{c.function}{many}" for r in COLLECTIVES.values() for c in r.calls.va
 CASES = [*SAMPLE, *MORE] if os.environ.get("ZOO") == "all" else SAMPLE
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "strategy", "world", "dtype"), CASES)
 def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: str, world: int, dtype: str):

@@ -106,6 +106,7 @@ def collectives(program: Program) -> dict[str, int]:
     return dict(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS, ids=name_of)
 def test_a_step_is_that_of_pytorch_and_sends_what_is_planned(apart: Apart, planned: MakePlan, cell: Cell):
@@ -180,6 +181,7 @@ def test_annotations_compute_the_same(apart: Apart, planned: MakePlan, model: st
     assert found["counts"][1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sample(list(CASES), 14))
 def test_every_operator_is_its_reference(apart: Apart, name: str):
@@ -223,6 +225,7 @@ IN_BF16: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "degrees", "sizes"), IN_BF16 if ALL else IN_BF16[:1])
 def test_mixed_precision_rounds_once(apart: Apart, model: str, degrees: str, sizes: dict[str, Any]):

@@ -242,6 +242,7 @@ def striped_positions(stripes: int, rounds: int, block: int) -> Any:
     return np.arange(rounds * stripes * block).reshape(rounds, stripes, block).swapaxes(0, 1).ravel()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention_striped", "attention_striped_saved_grad"])
 @pytest.mark.parametrize(

@@ -222,6 +222,7 @@ def test_a_step_with_a_smaller_bound_holds_less():
 LARGE = {**MOE, "layers": 1, "batch": 4, "sequence": 1024, "hidden": 512, "intermediate": 512, "experts": 32}
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_the_joint_search_takes_it_where_it_is_faster():
     machine = boxes(2, 2, bandwidth=5e9)

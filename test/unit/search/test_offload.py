@@ -142,7 +142,7 @@ def test_values_go_if_that_is_faster_than_recompute():
     assert bytes_needed(every) < 0.8 * limit < bytes_needed(fast) <= limit
 
 
-@pytest.mark.parametrize("strategy", ["fsdp", "joint"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("joint", marks=pytest.mark.zoo)])
 def test_values_do_not_go_to_a_host_without_room_for_them(strategy: str):
     """Copies over this link would be faster than recompute, but the host has no memory for the values."""
     graph, whole = longer()

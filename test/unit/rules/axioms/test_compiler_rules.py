@@ -11,6 +11,7 @@ from unity_ir.rules.proof.prove import prove
 RULES = [r for c in COLLECTIONS for r in rules(c)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_the_verdict_is_as_it_must_be(rule: Substitution):
     proof = prove(rule)
