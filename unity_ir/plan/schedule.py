@@ -35,6 +35,7 @@ from unity_ir.pcg.sharding import is_pinned, pins_of
 from unity_ir.plan.host_values import saved_values, window_bytes
 from unity_ir.plan.program import (
     Compute,
+    Fused,
     HaloExchange,
     Instruction,
     Leaf,
@@ -67,6 +68,12 @@ AHEAD = 6
 
 NEAR = 8
 """Operators before one that waits for a collective among which some may be delayed; those before them hide it."""
+
+FAR = 48
+"""
+As `NEAR`, for operators whose gradients are not summed over devices, so that nothing waits for them: about those of the
+backward of a layer, members of groups counted one by one.
+"""
 
 SYNCS = tuple(kind for kind in AMONG_ALL if COLLECTIVES[kind].reduces)
 """Kinds of collectives that can be the last of a gradient's sync."""
@@ -360,6 +367,7 @@ class _Scheduler:
         """
         read = {self._source(r)[0] for compute in self.computes for r in compute.operands}
         read.update(self._source(r)[0] for r in self.returned)
+        sent = frozenset(source for source, crossed in map(self._source, self.wanted) if crossed)
         order: list[Compute] = []
         moved: set[tuple[Register, ...]] = set()
         """The results of operators that were delayed."""
@@ -369,14 +377,15 @@ class _Scheduler:
             wanted = [r for r in map(self._held, compute.operands) if r not in there]
             there.update(wanted)
             sources = {source for source, crossed in map(self._source, wanted) if crossed}
-            near = order[-NEAR:]
-            if any(not sources.isdisjoint(c.results) for c in near):
-                may = [c for c in near if c.results not in moved and read.isdisjoint(c.results)]
+            if any(not sources.isdisjoint(c.results) for c in order[-NEAR:]):
+                may = [
+                    (self._result_bytes(c), at)
+                    for at, c in _last(order, sent)
+                    if c.results not in moved and read.isdisjoint(c.results)
+                ]
                 if may:
-                    delayed = max(may, key=self._result_bytes)
-                    del order[len(order) - len(near) + near.index(delayed)]
-                    order.append(delayed)
-                    moved.add(delayed.results)
+                    order.append(order.pop(max(may)[1]))
+                    moved.add(order[-1].results)
             order.append(compute)
         self.computes = order
         self.maker = {r: p for p, compute in enumerate(order) for r in compute.results}
@@ -767,6 +776,22 @@ class _Scheduler:
         """Return in which micro-batches a line runs: as what it makes, or waits for."""
         made = action.registers if isinstance(action, Wait) else _made_by(action)
         return self.program.when[made[0]]
+
+
+def _last(order: Sequence[Compute], sent: frozenset[Register]) -> Iterator[tuple[int, Compute]]:
+    """
+    Yield the last operators of `order` that may be delayed, with their places: those within `NEAR`, and those within
+    `FAR` whose results are not in `sent`, the gradients that are summed over devices.
+    """
+    passed = 0
+    for at in reversed(range(len(order))):
+        is_near = at >= len(order) - NEAR
+        if not is_near and passed >= FAR:
+            return
+        compute = order[at]
+        passed += len(compute.members) if isinstance(compute, Fused) else 1
+        if is_near or sent.isdisjoint(compute.results):
+            yield at, compute
 
 
 def _made_by(action: Leaf | Compute | Start | TimeStep | ValueMove) -> tuple[Register, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -25,3 +26,19 @@ def test_modules_without_torch(parts: tuple[str, ...], monkeypatch: pytest.Monke
     runtime.imports.cache_clear()
     assert runtime.imports(parts) == ("import os\n" if parts else "\n")
     runtime.imports.cache_clear()
+
+
+def test_functions_for_an_average_are_in_programs_that_keep_one():
+    with_it, without = (
+        runtime.text(step="train()\ncheck()\nsave()\nload()", has_average=kept) for kept in (True, False)
+    )
+    for name in ("averaged", "_has_average", "get_ema_multi_avg_fn"):
+        assert name in with_it
+        assert name not in without
+
+
+def test_no_heading_stands_over_nothing():
+    text = runtime.text(step="")
+    headings = re.findall(r"^# --- .*\n+(?=# ---|\Z)", text, re.MULTILINE)
+    assert text.count("# --- ") > 10
+    assert headings == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -33,7 +34,7 @@ from unity_ir.plan.program import (
     Tensor,
     UpdateWeight,
 )
-from unity_ir.plan.schedule import LAG, Action, Bucket, Schedule, Wait, communicates, piece_bytes, schedule
+from unity_ir.plan.schedule import FAR, LAG, NEAR, Action, Bucket, Schedule, Wait, communicates, piece_bytes, schedule
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.follow import follow
 from unity_ir.search.baselines.random_plan import sample
@@ -166,6 +167,55 @@ def test_a_gradient_of_a_weight_is_computed_while_that_of_an_activation_is_summe
     # A sum of three gradients of activations starts, a product runs, and the sum is waited for.
     beside = [b for a, b, c in zip(lines, lines[1:], lines[2:], strict=False) if crosses_(a) and isinstance(c, Wait)]
     assert [b.operator for b in beside if isinstance(b, Compute)] == ["matmul_tn"] * 3
+
+
+def scheduled_order(steps: list[tuple[str, str, str]]) -> list[str]:
+    """
+    The operators of a program on two devices in the order in which they run. Each step is an operator or a kind of
+    collective, what it reads, and what it makes: `x` is the input, `last` is returned, and an update reads `gradient`.
+    """
+    number = {"w": 0, "x": 1} | {makes: i for i, (_, _, makes) in enumerate(steps, 2)}
+    body: list[Instruction] = [Leaf("weight", 0, "w"), Leaf("input", 1, "x")]
+    layouts = {"all_gather": (0, REPEAT), "all_reduce": (SUM, REPEAT)}
+    for name, reads, makes in steps:
+        if name in layouts:
+            body.append(ReshardMove(number[reads], number[makes], name, (0,), *layouts[name]))
+        else:
+            body.append(Compute(name, (number[reads],), (number[makes],), (), (REPEAT,)))
+    tensors = dict.fromkeys(number.values(), Tensor((4, 4), "f32", (REPEAT,)))
+    body.append(UpdateWeight(0, number["gradient"]))
+    program = Program("steps", Mesh((2,)), tensors, tuple(body), (number["last"],), None)
+    return [a.operator for a in actions(schedule(program)) if isinstance(a, Compute)]
+
+
+def test_what_was_waited_for_before_is_no_wait():
+    """`sqrt` reads what `exp` has waited for; the weight's gradient hides the second gather, which `abs` waits for."""
+    first = [("neg", "x", "a"), ("all_gather", "a", "b"), ("exp", "b", "c"), ("matmul_tn", "c", "gradient")]
+    then = [("sqrt", "b", "d"), ("all_gather", "d", "e"), ("abs", "e", "last")]
+    assert scheduled_order([*first, *then]) == ["neg", "exp", "sqrt", "matmul_tn", "abs"]
+
+
+@pytest.mark.parametrize(
+    ("between", "is_summed", "is_delayed"),
+    [
+        (NEAR, False, True),
+        (FAR - 1, False, True),
+        (FAR, False, False),
+        (NEAR - 1, True, True),
+        (NEAR, True, False),
+    ],
+)
+def test_a_gradient_that_is_not_summed_may_hide_a_collective_further_on(
+    between: int, is_summed: bool, is_delayed: bool
+):
+    """A sum over devices of the gradient has to begin soon."""
+    steps = [("matmul_tn", "x", "made" if is_summed else "gradient")]
+    steps += [("all_reduce", "made", "gradient")] if is_summed else []
+    names = ["x", *(f"a{i}" for i in range(between))]
+    steps += [("neg", *each) for each in pairwise(names)]
+    steps += [("all_gather", names[-1], "whole"), ("abs", "whole", "last")]
+    at = between if is_delayed else 0
+    assert scheduled_order(steps) == [*["neg"] * at, "matmul_tn", *["neg"] * (between - at), "abs"]
 
 
 def test_gradients_are_summed_while_the_backward_goes_on():

@@ -189,6 +189,7 @@ class _Printer:
         kernels: dict[str, str] = {}
         for name, text in (item for each in self.launchers.values() for item in each.kernels.items()):
             assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"
+        optimizer = self.program.optimizer
         window = self.plan.options.window if self.program.state_at_host else None
         parts = [
             self._header(),
@@ -209,7 +210,11 @@ class _Printer:
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(step=step + update, on_host=self._on_host() is not None),
+            runtime.text(
+                step=step + update,
+                on_host=self._on_host() is not None,
+                has_average=optimizer is None or "average" in optimizer.line.state,
+            ),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         for part in parts:

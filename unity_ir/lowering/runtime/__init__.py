@@ -56,7 +56,7 @@ _EMPTY = re.compile(r"^# --- [^\n]*\n+(?=# --- |\Z)", re.MULTILINE)
 _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
 
-def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = False) -> str:
+def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = False, has_average: bool = True) -> str:
     """
     Return the text of the runtime modules named in `parts`, in order, as it is copied into an emitted program.
 
@@ -65,11 +65,12 @@ def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = 
     through others (those of `PUBLIC`, for scripts that import the program, stay), and so are modules of which none is
     used. If it does not use the class `Flight`, its steps do not overlap, and the statements `if ctx.flight ..` are
     left out, and without `state_windows` the statements `if STATE_WINDOW ..`. With `on_host`, for programs whose steps
-    are never a CUDA graph, statements `if ON_HOST is None ..` are left out, and unused functions of `PUBLIC`, too.
+    are never a CUDA graph, statements `if ON_HOST is None ..` are left out, and unused functions of `PUBLIC`, too;
+    without `has_average`, for optimizers that keep no average of weights, statements `if "average" in STATE ..`.
     """
     overlaps = step is None or "Flight" in _names(ast.parse(step))
     at_host = step is None or "state_windows" in _names(ast.parse(step))
-    modules = {part: _module(part, overlaps, not on_host, at_host) for part in parts}
+    modules = {part: _module(part, overlaps, not on_host, at_host, has_average) for part in parts}
     bodies = {part: module.text for part, module in modules.items()}
     if step is not None:
         bodies = _reached(modules, _names(ast.parse(step)) | (frozenset[str]() if on_host else PUBLIC))
@@ -96,10 +97,11 @@ class _Module:
 
 
 @cache
-def _module(part: str, overlaps: bool, graphs: bool, at_host: bool) -> _Module:
+def _module(part: str, overlaps: bool, graphs: bool, at_host: bool, has_average: bool) -> _Module:
     body = _file(part).split(MARK, 1)[1].strip("\n")
     body = body if overlaps else _without(body, _is_flight)
     body = body if at_host else _without(body, _is_at_host)
+    body = body if has_average else _without(body, _is_of_average)
     body = _with_short_docstrings(body if graphs else _without(body, _is_graph))
     lines = body.splitlines()
     functions: list[_Function] = []
@@ -160,6 +162,17 @@ def _is_at_host(test: ast.expr) -> bool:
             return _is_at_host(first)
         case _:
             return isinstance(test, ast.Name) and test.id == "STATE_WINDOW"
+
+
+def _is_of_average(test: ast.expr) -> bool:
+    """Return whether a condition is false without averages of weights: it is `"average" in STATE`, and maybe more."""
+    match test:
+        case ast.BoolOp(ast.And(), [first, *_]):
+            return _is_of_average(first)
+        case ast.Compare(ast.Constant("average"), [ast.In()], [ast.Name("STATE")]):
+            return True
+        case _:
+            return False
 
 
 def _is_graph(test: ast.expr) -> bool:

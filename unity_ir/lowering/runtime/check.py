@@ -269,7 +269,7 @@ def torch_update(name, t, state, grad):
     values of the terms added, to which its rounding error is relative.
     """
     settings = hyperparameters(name)
-    if "ema" in settings:
+    if "average" in STATE:
         from torch.optim.swa_utils import get_ema_multi_avg_fn
 
         *own, average = state

@@ -76,8 +76,10 @@ def state_dict(ctx, weights, moments, record=None):
     state = {f"weights.{n}": dtensor(w, WEIGHTS[n]) for n, w in weights.items()}
     if ctx.flight and (record is None or record["hyperparameters"].get("gradient_delay")):  # those of one step ago
         state.update({f"older.{n}": dtensor(w, WEIGHTS[n]) for n, w in ctx.flight.older(weights).items()})
+    there = [*range(len(STATE))]
+    if "average" in STATE and not _has_average(record):
+        there.remove(STATE.index("average"))
     for n, pair in moments.items():
-        there = [k for k, kind in enumerate(STATE) if kind != "average" or _has_average(record)]
         state.update({f"moments.{k}.{n}": dtensor(pair[k], WEIGHTS[n]) for k in there})
     return state
 

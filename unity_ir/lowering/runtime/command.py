@@ -30,6 +30,7 @@ from unity_ir.lowering.runtime.plan import (
     ON_HOST,
     OPTIMIZER,
     RUNNING,
+    STATE,
     TABLES,
     WORLD,
     flight,
@@ -146,7 +147,9 @@ def train(ctx, options, data, seed, folder, skipped=0):
 
     def shown(steps):
         """Return the weights to evaluate and write after `steps` steps: with --average, their moving average."""
-        return averaged(weights, moments, steps - log.skipped) if options.average else weights
+        if "average" in STATE and options.average:
+            return averaged(weights, moments, steps - log.skipped)
+        return weights
 
     for t in range(first, options.steps):
         ctx.note_progress()
