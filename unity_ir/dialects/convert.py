@@ -72,13 +72,16 @@ OFFLOAD = "pcg.offload"
 STAYING = "pcg.staying"
 """The function attribute that says how many bytes of saved values stay on each device, where others go to the host."""
 
+BUCKET = "pcg.bucket"
+"""The function attribute that says below how many bytes gathers of weights and sums of gradients share calls."""
+
 LOSS_PIECES = "pcg.loss_pieces"
 """The function attribute that holds the number of pieces of the tokens in which a step makes its loss, if not 1."""
 
 PIPELINE = "pcg.pipeline"
 """The function attribute that says how a step is run whose operators are in stages."""
 
-HOW = OPTIMIZER, RING_ATTENTION, EXCHANGE_ROWS, IMBALANCE, OFFLOAD, STAYING, LOSS_PIECES, PIPELINE
+HOW = OPTIMIZER, RING_ATTENTION, EXCHANGE_ROWS, IMBALANCE, OFFLOAD, STAYING, BUCKET, LOSS_PIECES, PIPELINE
 """The function attributes that say how the step of a graph is run."""
 
 
@@ -152,7 +155,8 @@ def to_graph(func: FuncOp) -> Graph:
     pieces = _count(func, LOSS_PIECES, 1, "an integer of 2 or more")
     staying = _count(func, STAYING, 0, "a number of bytes, 1 or more")
     how = _optimizer(func, optimizers), pieces, pipeline, _is_set(func, RING_ATTENTION), _offload(func), staying
-    return Graph(name, inputs, outputs, tuple(updates), *how, _exchange_rows(func))
+    bucket = _count(func, BUCKET, 0, "a number of bytes, 1 or more")
+    return Graph(name, inputs, outputs, tuple(updates), *how, _exchange_rows(func), bucket)
 
 
 def _check_counts(op: NodeOp, where: str) -> None:
@@ -351,6 +355,8 @@ def from_graph(graph: Graph) -> FuncOp:
         func.attributes[OFFLOAD] = StringAttr(graph.offload)
     if graph.staying:
         func.attributes[STAYING] = IntegerAttr(graph.staying, i64)
+    if graph.bucket:
+        func.attributes[BUCKET] = IntegerAttr(graph.bucket, i64)
     if graph.pipeline is not None:
         func.attributes[PIPELINE] = from_pipeline(graph.pipeline)
     return func

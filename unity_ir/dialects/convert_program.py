@@ -126,7 +126,7 @@ def to_op(program: Program) -> ProgramOp:
     block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
     pipeline = None if program.pipeline is None else from_pipeline(program.pipeline)
     time = program.micro_batches, program.loss_pieces
-    how = program.ring_attention, program.exchange_rows
+    how = program.ring_attention, program.exchange_rows, program.bucket
     return ProgramOp(program.name, program.mesh.sizes, Region(block), *time, pipeline, *how)
 
 
@@ -188,7 +188,11 @@ def from_op(op: ProgramOp) -> Program:
     program = Program(name, mesh, tensors, tuple(body), outputs, optimizer, op.micro_batch_count, op.pieces)
     is_ring = op.ring_attention is not None
     rows = exchange_of(f"spmd.program @{name}: imbalance", op.exchange_rows is not None, op.imbalance)
-    return replace(program, anew=frozenset(anew), pipeline=pipeline, ring_attention=is_ring, exchange_rows=rows)
+    bucket = 0 if op.bucket is None else op.bucket.value.data
+    if bucket < 0:
+        raise UnityError(f"spmd.program @{name}: bucket is {bucket}; it must be a number of bytes, 1 or more")
+    how = {"ring_attention": is_ring, "exchange_rows": rows, "bucket": bucket}
+    return replace(program, anew=frozenset(anew), pipeline=pipeline, **how)
 
 
 def _compute(

@@ -255,7 +255,8 @@ class ProgramOp(IRDLOperation):
     comes before that of the micro-batches. With `pipeline {order = "1f1b", ranks = 2 : i64}` the operators are in
     stages. With `ring_attention`, the keys and values that attention gathers along a sequence go around a ring instead.
     With `exchange_rows`, the rows that experts gather are exchanged instead; with `imbalance 1.5 : f64`, at most so
-    many times an even share to a device.
+    many times an even share to a device. With `bucket 4194304`, gathers of weights and sums of gradients of fewer bytes
+    share calls.
     """
 
     name = "spmd.program"
@@ -268,13 +269,14 @@ class ProgramOp(IRDLOperation):
     ring_attention = opt_prop_def(UnitAttr)
     exchange_rows = opt_prop_def(UnitAttr)
     imbalance = opt_prop_def(FloatAttr)
+    bucket = opt_prop_def(IntegerAttr.constr(i64))
     body = region_def("single_block")
 
     traits = traits_def(SymbolOpInterface(), NoTerminator(), IsolatedFromAbove())
     assembly_format = (
         "$sym_name `mesh` $mesh (`micro_batches` $micro_batches^)? (`loss_pieces` $loss_pieces^)? "
         "(`pipeline` $pipeline^)? (`ring_attention` $ring_attention^)? (`exchange_rows` $exchange_rows^)? "
-        "(`imbalance` $imbalance^)? attr-dict-with-keyword $body"
+        "(`imbalance` $imbalance^)? (`bucket` $bucket^)? attr-dict-with-keyword $body"
     )
 
     def __init__(
@@ -287,6 +289,7 @@ class ProgramOp(IRDLOperation):
         pipeline: DictionaryAttr | None = None,
         ring_attention: bool = False,
         exchange_rows: float = 0.0,
+        bucket: int = 0,
     ):
         own: dict[str, Attribute] = {"sym_name": StringAttr(name), "mesh": DenseArrayBase.from_list(i64, mesh)}
         if pipeline is not None:
@@ -301,6 +304,8 @@ class ProgramOp(IRDLOperation):
             own["exchange_rows"] = UnitAttr()
         if 0 < exchange_rows < inf:
             own["imbalance"] = FloatAttr(exchange_rows, f64)
+        if bucket:
+            own["bucket"] = IntegerAttr(bucket, i64)
         super().__init__(properties=own, regions=[body])
 
     @property

@@ -29,7 +29,6 @@ from unity_ir.plan.pipeline.csv_text import from_csv
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.plan import AUTO, PlanOptions, plan_step
 from unity_ir.plan.program import check_step
-from unity_ir.plan.schedule import BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,10 @@ class TritonTarget(OptimizerOptions, Target):
     `kernels` chooses that of all other operators; `torch` makes the whole program plain PyTorch, for CPUs. `tune` is a
     table of `unity-tune`: an operator measured there on the same shapes gets the faster implementation.
 
-    Gradient synchronizations and weight gathers of fewer than `bucket` bytes are combined. With `fuse`, operators that
-    one Triton kernel computes together are emitted as one line. With `evaluate`, the program also has the forward
-    alone, without dropout, for evaluation on other data. `schedule` is a CSV file of actions, a row per rank, by which
-    a step in stages is run instead of the order that its plan names.
+    Gradient synchronizations and weight gathers of fewer than `bucket` bytes are combined (by default as the plan says,
+    or 1 MiB). With `fuse`, operators that one Triton kernel computes together are emitted as one line. With `evaluate`,
+    the program also has the forward alone, without dropout, for evaluation on other data. `schedule` is a CSV file of
+    actions, a row per rank, by which a step in stages is run instead of the order that its plan names.
     """
 
     name = "triton"
@@ -60,7 +59,7 @@ class TritonTarget(OptimizerOptions, Target):
     convolution: str = "torch"
     attention: str = "auto"
     tune: str | None = None
-    bucket: int = BUCKET_BYTES
+    bucket: int | None = None
     fuse: bool = True
     evaluate: Switch = False
     schedule: str | None = None

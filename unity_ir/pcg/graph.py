@@ -630,7 +630,8 @@ class Graph:
     (`all`). Of what is saved, `staying` bytes stay on each device beside a window (`plan.host_values`). With
     `exchange_rows` above 0, devices that divide experts without a capacity exchange the rows that go to these, wherever
     they can, instead of gathering all (`plan.routes`): at most so many times an even share to a device, as many as may
-    come with `inf`.
+    come with `inf`. Gathers of weights, and sums of their gradients, of fewer than `bucket` bytes share calls
+    (`plan.schedule`; 0: `BUCKET_BYTES`).
     """
 
     name: str
@@ -644,6 +645,7 @@ class Graph:
     offload: str = "none"
     staying: int = 0
     exchange_rows: float = 0.0
+    bucket: int = 0
 
     @property
     def offloads_state(self) -> bool:
@@ -815,6 +817,6 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
 
     made = rewrite(graph, serial)
     made = replace(
-        made, loss_pieces=1, pipeline=None, ring_attention=False, offload="none", staying=0, exchange_rows=0.0
+        made, loss_pieces=1, pipeline=None, ring_attention=False, offload="none", staying=0, exchange_rows=0.0, bucket=0
     )
     return made, found

@@ -135,6 +135,7 @@ class _Lowering:
             pipeline=self.graph.pipeline,
             ring_attention=self.graph.ring_attention,
             exchange_rows=self.graph.exchange_rows,
+            bucket=self.graph.bucket,
         )
 
     def _output(self, value: Value, made: Mapping[Register, Instruction]) -> Register:

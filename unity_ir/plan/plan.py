@@ -63,7 +63,7 @@ from unity_ir.plan.program import (
 from unity_ir.plan.rings import with_rings
 from unity_ir.plan.routes import with_routes
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, communicates, moves_of, schedule
+from unity_ir.plan.schedule import Schedule, Start, Wait, bucket_bytes, communicates, moves_of, schedule
 from unity_ir.plan.short_gradients import with_short_gradients
 from unity_ir.tdl.syntax import Bound, Slice, accesses
 
@@ -89,8 +89,8 @@ class PlanOptions:
     """Measured implementations: operators that it has get the faster one, whatever the other options say."""
     fuse: bool = True
     """Whether operators that one Triton kernel can compute are one group."""
-    bucket: int = BUCKET_BYTES
-    """Gradient syncs and weight gathers of fewer bytes share calls; 0: none do."""
+    bucket: int | None = None
+    """Gradient syncs and weight gathers of fewer bytes share calls; 0: none do; None: as the program says."""
     order: PipelineSchedule | None = None
     """The schedule of a step in stages, in place of that which the plan names; with sends or without."""
     attention: str = "auto"
@@ -110,7 +110,7 @@ class PlanOptions:
             known = (*IMPLEMENTATIONS, *((AUTO,) if name in ("matmul", "attention") else ()))
             if value not in known:
                 raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(known)}")
-        if self.bucket < 0:
+        if self.bucket is not None and self.bucket < 0:
             raise UnityError(f"triton: bucket is {self.bucket}; it must be 0 or more bytes")
         if self.kernels == "torch" and self.tuned is not None:
             raise UnityError("triton: with kernels in torch there is nothing to choose; leave out tune or kernels")
@@ -511,6 +511,8 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
 def _plan_stages(program: Program, options: PlanOptions, pipeline: Pipeline) -> Plan:
     """Return the plan of a step in stages. Raises `UnityError` for a schedule that does not fit them, or never ends."""
     order = pipeline_schedule(pipeline.order, pipeline.ranks, program.micro_batches, pipeline.chunks)
+    bucket = bucket_bytes(program, options.bucket)
+    options = replace(options, bucket=bucket)
     if options.order is not None:
         if options.order.rank_of != order.rank_of:
             raise UnityError(
@@ -528,7 +530,7 @@ def _plan_stages(program: Program, options: PlanOptions, pipeline: Pipeline) -> 
         order = with_sends(order)
     check_sends(order)
     step = steady_step(order) if order.gradient_delay else order
-    return Plan(program, Schedule((), {}), options, step_parts(program, step, options.bucket))
+    return Plan(program, Schedule((), {}), options, step_parts(program, step, bucket))
 
 
 def _listed(ranks: Sequence[int]) -> str:

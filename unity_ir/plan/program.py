@@ -324,6 +324,8 @@ class Program:
     """Whether keys and values that attention gathers along a sequence go around a ring instead (`plan.rings`)."""
     exchange_rows: float = 0.0
     """As `Graph.exchange_rows`: above 0, experts' rows are exchanged instead of gathered (`plan.routes`)."""
+    bucket: int = 0
+    """As `Graph.bucket`: below how many bytes gathers of weights and sums of gradients share calls; 0: the default."""
     casts_alone: bool = False
     """Whether a forward alone reads casts of all weights that have one, as it is of a step with weights at the host."""
     started: frozenset[Register] = frozenset()

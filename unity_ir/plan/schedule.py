@@ -52,7 +52,7 @@ from unity_ir.plan.program import (
 )
 
 BUCKET_BYTES = 2**20
-"""Bytes of gradient syncs or weight gathers after which a bucket is full; larger ones are not bucketed."""
+"""Bytes of gradient syncs or weight gathers after which a bucket is full, where `Graph.bucket` says no other number."""
 
 BUCKET_MEMBERS = 16
 """Most collectives in a bucket; a line of more is unreadable."""
@@ -186,17 +186,22 @@ def piece_bytes(program: Program, register: Register) -> int:
     return program.bytes[register]
 
 
-def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDER_WAY) -> Schedule:
+def bucket_bytes(program: Program, given: int | None = None) -> int:
+    """Return below how many bytes moves share calls: as `given`, or else as the program says."""
+    return given if given is not None else program.bucket or BUCKET_BYTES
+
+
+def schedule(program: Program, bucket: int | None = None, under_way: int = UNDER_WAY) -> Schedule:
     """
     Return the lines of a rank's forward and backward in the order in which it runs them, with collectives started early
     and waited for late. The updates of weights, which follow, are not among them.
 
     Gathers of weights, and reductions of gradients, of fewer than `bucket` bytes each share calls of about that many
-    bytes (0: none do). Collectives of gradients, except all-reduces, hold their operands until they are waited for,
-    mostly at the end of the step; once these operands take more than `under_way` bytes, the oldest collectives are
-    waited for.
+    bytes (0: none do; None: as the program says). Collectives of gradients, except all-reduces, hold their operands
+    until they are waited for, mostly at the end of the step; once these operands take more than `under_way` bytes, the
+    oldest collectives are waited for.
     """
-    return _scheduler(program, bucket, under_way).schedule()
+    return _scheduler(program, bucket_bytes(program, bucket), under_way).schedule()
 
 
 def _scheduler(program: Program, bucket: int, under_way: int) -> _Scheduler:

@@ -25,7 +25,7 @@ from unity_ir.plan.plan import plan_graph
 from unity_ir.search.memory.lagrangian import Refused, needed
 from unity_ir.search.pipeline.staged import Stages, staged
 from unity_ir.search.result import SearchResult
-from unity_ir.simulate.report import as_emitted
+from unity_ir.simulate.report import emitted_step
 
 Inside = Callable[[Node], bool]
 """Whether a weight is moved, and its gradient summed, in the loop."""
@@ -156,7 +156,8 @@ def _with_less(machine: Machine, reserve: int) -> Machine:
 
 def _rank(plan: Graph, machine: Machine, optimizer: Optimizer) -> tuple[bool, float]:
     """Return a key by which plans that fit come first, the fastest of them first, and of others the smallest."""
-    seconds, peak = as_emitted(plan, machine, optimizer)
+    found = emitted_step(plan, machine, optimizer)
+    seconds, peak = found.least, found.peak
     fits = max(peak, needed(plan, cost(plan, machine, optimizer), optimizer)) <= machine.device.usable
     return not fits, seconds if fits else float(peak)
 

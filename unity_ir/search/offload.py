@@ -18,7 +18,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.search.recompute.fit import bytes_needed, without_recompute
 from unity_ir.search.worker import ForkedWorker, is_large_machine
-from unity_ir.simulate.report import as_emitted
+from unity_ir.simulate.report import fastest_seconds
 
 AUTO = "auto"
 
@@ -158,7 +158,7 @@ class _Others:
 
     def seconds(self, plan: Graph) -> float:
         """Return the simulated seconds of the step of a plan."""
-        return as_emitted(self.whole(plan), self.machine, self.optimizer)[0]
+        return fastest_seconds(self.whole(plan), self.machine, self.optimizer)
 
     def evaluated(self, plan: Graph) -> _Evaluated:
         """Return a plan with the bytes that its step needs and, if it fits, its seconds."""

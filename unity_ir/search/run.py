@@ -54,7 +54,7 @@ from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
 from unity_ir.search.strategies.joint import JointOptions
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
-from unity_ir.simulate.report import as_emitted
+from unity_ir.simulate.report import as_emitted, fastest_seconds, with_best_bucket
 
 
 class DoesNotFit(UnityError):
@@ -233,7 +233,7 @@ def _run(
                 plan = fastest_that_fits(
                     [plan, again(placed(result.runner_up))],
                     bytes_needed(same_plan, machine, optimizer),
-                    lambda plan: as_emitted(plan, machine, optimizer)[0],
+                    lambda plan: fastest_seconds(plan, machine, optimizer),
                     machine.device.usable,
                 )
             if plan != result.graph:
@@ -251,6 +251,8 @@ def _run(
             )
         result = replace(result, budget=budget)
     need = needed(result.graph, result.cost, optimizer)
+    if need <= machine.device.usable:
+        result = replace(result, graph=with_best_bucket(result.graph, machine, optimizer))
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
@@ -277,7 +279,7 @@ def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer, known
     plan = result.graph
     if plan.offload == "none" or plan.loss_pieces > 1:
         return result
-    if known < inf and as_emitted(plan, machine, optimizer)[0] * limits().faster > known:
+    if known < inf and fastest_seconds(plan, machine, optimizer) * limits().faster > known:
         return result
     with own_budget():
         try:
@@ -300,7 +302,7 @@ def _with_loss_pieces(result: SearchResult, machine: Machine, optimizer: Optimiz
     plan = with_recompute_and_pieces(without_recompute(result.graph), "auto", None, machine, optimizer, weights=True)
     priced = cost(plan, machine, optimizer)
     fits = plan.loss_pieces > 1 and needed(plan, priced, optimizer) <= machine.device.usable
-    now, other = (as_emitted(each, machine, optimizer)[0] for each in (result.graph, plan))
+    now, other = (fastest_seconds(each, machine, optimizer) for each in (result.graph, plan))
     if not fits or other >= now * limits().faster:
         return result
     return replace(result, graph=plan, cost=priced, joint=None, bound=None, proved=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from unity_ir.cost.kernels import step_bytes
@@ -15,6 +16,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.moves import MachineKey
 from unity_ir.plan.plan import Plan, plan_graph
+from unity_ir.simulate.buckets import FASTER, sizes, with_bucket
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.replay import replay
@@ -97,20 +99,49 @@ def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = Non
 
     `optimizer` is used if the graph names none.
     """
-    return _as_emitted(graph, MachineKey(machine), optimizer)
+    found = emitted_step(graph, machine, optimizer)
+    return found.seconds, found.peak
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedStep:
+    """
+    A simulated step as emitted: its `seconds`, and the most bytes that a device holds at once (`peak`); the size of
+    buckets with which it is fastest, of those tried (`bucket`), and the seconds with it (`least`).
+    """
+
+    seconds: float
+    peak: int
+    bucket: int
+    least: float
+
+
+def emitted_step(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> EmittedStep:
+    """Return what `as_emitted` does, and with which size of buckets (`simulate.buckets`) the step would be fastest."""
+    return _emitted_step(graph, MachineKey(machine), optimizer)
+
+
+def fastest_seconds(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> float:
+    """Return the seconds of a step as emitted with the size of buckets with which it is fastest."""
+    return emitted_step(graph, machine, optimizer).least
+
+
+def with_best_bucket(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> Graph:
+    """Return the graph with the size of buckets with which its step is fastest as emitted, unless it has one."""
+    return replace(graph, bucket=emitted_step(graph, machine, optimizer).bucket)
 
 
 @contextmanager
 def simulated_beside(
     machine: Machine, optimizer: Optimizer | None
-) -> Generator[Callable[[Graph, Callable[[], SecondsAndPeak]], None]]:
+) -> Generator[Callable[[Graph, Callable[[], EmittedStep]], None]]:
     """
     Yield a function that takes a placed graph, and a function that waits for another process to simulate it: within the
-    `with` statement, `as_emitted` returns what that does, for the same machine and optimizer.
+    `with` statement, `emitted_step` returns what that does, for the same machine and optimizer.
     """
     expected: list[tuple[Graph, MachineKey, Optimizer | None]] = []
 
-    def expect(graph: Graph, answer: Callable[[], SecondsAndPeak]) -> None:
+    def expect(graph: Graph, answer: Callable[[], EmittedStep]) -> None:
         expected.append((graph, MachineKey(machine), optimizer))
         _BESIDE.setdefault(expected[-1], answer)
 
@@ -121,20 +152,29 @@ def simulated_beside(
             _BESIDE.pop(each, None)
 
 
-_BESIDE: dict[tuple[Graph, MachineKey, Optimizer | None], Callable[[], SecondsAndPeak]] = {}
-"""The functions that wait for graphs which another process simulates, by the arguments of `_as_emitted`."""
+_BESIDE: dict[tuple[Graph, MachineKey, Optimizer | None], Callable[[], EmittedStep]] = {}
+"""The functions that wait for graphs which another process simulates, by the arguments of `_emitted_step`."""
 
 
 @lru_cache(maxsize=256)
-def _as_emitted(graph: Graph, machine: MachineKey, optimizer: Optimizer | None) -> SecondsAndPeak:
+def _emitted_step(graph: Graph, machine: MachineKey, optimizer: Optimizer | None) -> EmittedStep:
     answer = _BESIDE.pop((graph, machine, optimizer), None)
     if answer is not None:
         return answer()
     if graph.pipeline is not None:
         _, staged = _in_stages(graph, machine, graph.optimizer or optimizer)
-        return staged.seconds, max(staged.peaks)
-    seconds, timeline = step_seconds(plan_graph(graph, machine.machine, optimizer), machine.machine)
-    return seconds, peak(timeline)
+        return EmittedStep(staged.seconds, max(staged.peaks), graph.bucket, staged.seconds)
+    on = machine.machine
+    plan = plan_graph(graph, on, optimizer)
+    seconds, timeline = step_seconds(plan, on)
+    most, bucket, least = peak(timeline), graph.bucket, seconds
+    for size in [] if graph.bucket else sizes(on):
+        other = with_bucket(plan, size)
+        found, timeline = (least, None) if other.schedule == plan.schedule else step_seconds(other, on)
+        if timeline is None or found >= least * FASTER or peak(timeline) > max(most, on.device.usable):
+            break
+        bucket, least = size, found
+    return EmittedStep(seconds, most, bucket, least)
 
 
 @lru_cache(maxsize=1)

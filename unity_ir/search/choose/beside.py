@@ -17,7 +17,7 @@ from unity_ir.search.exact.plan_graph import placed, realise
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
 from unity_ir.search.worker import ForkedWorker
-from unity_ir.simulate.report import SecondsAndPeak, as_emitted, simulated_beside
+from unity_ir.simulate.report import EmittedStep, emitted_step, simulated_beside
 
 
 class Beside:
@@ -25,8 +25,8 @@ class Beside:
     A process that simulates plans as emitted, and finds plans of the graph without rewrites, while the search goes on.
 
     One process does both: kernels that its plans have in common are written once. It ends with `stack`. Before it is
-    begun, and where no processor is free, plans are simulated when `as_emitted` is asked for them, and found when asked
-    for.
+    begun, and where no processor is free, plans are simulated when `emitted_step` is asked for them, and found when
+    asked for.
     """
 
     def __init__(self, serial: Graph, machine: Machine, optimizer: Optimizer, stack: ExitStack):
@@ -36,7 +36,7 @@ class Beside:
         self.source: Graph | None = None
         """The plan of the graph without rewrites, if there is a process, which simulates it."""
         self._asked = set[Graph]()
-        self._worker: ForkedWorker[Graph | Shares, SecondsAndPeak | list[Candidate]] | None = None
+        self._worker: ForkedWorker[Graph | Shares, EmittedStep | list[Candidate]] | None = None
 
     @property
     def begun(self) -> bool:
@@ -53,14 +53,14 @@ class Beside:
             self.source = graph
 
     def simulate(self, plan: Graph) -> None:
-        """Have the process simulate a plan once, if there is a process; `as_emitted` then waits for it."""
+        """Have the process simulate a plan once, if there is a process; `emitted_step` then waits for it."""
         if self._worker is not None and self._worker.is_forked and plan not in self._asked:
             self._asked.add(plan)
             answer = self._worker.ask(plan)
 
-            def simulated() -> SecondsAndPeak:
+            def simulated() -> EmittedStep:
                 found = answer()
-                assert isinstance(found, tuple)
+                assert isinstance(found, EmittedStep)
                 return found
 
             self._expect(plan, simulated)
@@ -83,9 +83,9 @@ class Beside:
 
         return found
 
-    def _answer(self, plan: ExactPlan, solver: Solver, question: Graph | Shares) -> SecondsAndPeak | list[Candidate]:
+    def _answer(self, plan: ExactPlan, solver: Solver, question: Graph | Shares) -> EmittedStep | list[Candidate]:
         if isinstance(question, Graph):
-            return as_emitted(question, self.machine, self.optimizer)
+            return emitted_step(question, self.machine, self.optimizer)
         return self._unrewritten(plan, solver, question)
 
     def _unrewritten(self, plan: ExactPlan, solver: Solver, shares: Shares) -> list[Candidate]:

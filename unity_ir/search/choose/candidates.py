@@ -32,7 +32,7 @@ from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.tofu.search import tofu
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
-from unity_ir.simulate.report import as_emitted
+from unity_ir.simulate.report import fastest_seconds
 
 ByHand = Callable[[Graph, Machine, Optimizer, Callable[[Graph], PlanCost]], Graph]
 """Makes the parallel graph of a serial one; the last argument returns a plan's cost."""
@@ -167,7 +167,7 @@ def candidate(name: str, plan: PricedPlan, optimizer: Optimizer) -> Candidate:
     """Return a plan as a candidate called `name`, simulated as emitted if it fits a device's memory."""
     graph, priced = plan
     needs = needed(graph, priced, optimizer)
-    emitted = as_emitted(graph, priced.machine, optimizer)[0] if needs <= priced.machine.device.usable else inf
+    emitted = fastest_seconds(graph, priced.machine, optimizer) if needs <= priced.machine.device.usable else inf
     return Candidate(graph, name, priced.time, emitted, beyond_bounds(priced), needs)
 
 
@@ -229,7 +229,7 @@ class Baselines:
                     candidates.append(candidate(name, plan, self.optimizer))
                     if candidates[-1].fits:
                         break
-                    short.append((as_emitted(made, self.machine, self.optimizer)[0], name, plan))
+                    short.append((fastest_seconds(made, self.machine, self.optimizer), name, plan))
             for seconds, name, plan in sorted(short, key=lambda each: each[0]):
                 if seconds >= min(c.emitted for c in candidates):
                     break
@@ -264,12 +264,12 @@ class SimulatedPlans:
 
     def seconds(self, plan: PricedPlan) -> float:
         """
-        Return the simulated seconds of a plan's step as it is emitted (`simulate.report.as_emitted`), memoised; the
-        first call charges work to the budget.
+        Return the simulated seconds of a plan's step as it is emitted with its best size of buckets
+        (`simulate.report.fastest_seconds`), memoised; the first call charges work to the budget.
         """
         if plan[0] not in self._seconds:
             spend(limits().work_candidate * len(plan[0].nodes()))
-            self._seconds[plan[0]] = as_emitted(plan[0], self.machine, self.optimizer)[0]
+            self._seconds[plan[0]] = fastest_seconds(plan[0], self.machine, self.optimizer)
         return self._seconds[plan[0]]
 
     def plan(self, candidate: Candidate) -> PricedPlan:

@@ -24,7 +24,7 @@ from unity_ir.plan.moves import MachineKey
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable, check_kind, in_blocks, in_groups
-from unity_ir.simulate.report import as_emitted
+from unity_ir.simulate.report import as_emitted, fastest_seconds
 
 PIECES = (2, 4, 8, 16)
 """
@@ -94,7 +94,7 @@ def with_recompute_and_pieces(
     tried = alone, with_pieces(best)
     if any(need(each) > limit for each in tried):
         return min(tried, key=need)
-    return min(tried, key=lambda each: as_emitted(step(each), of_step, optimizer)[0])
+    return min(tried, key=lambda each: fastest_seconds(step(each), of_step, optimizer))
 
 
 def without_recompute(plan: Graph) -> Graph:
