@@ -191,8 +191,8 @@ def from_op(op: ProgramOp) -> Program:
     bucket = 0 if op.bucket is None else op.bucket.value.data
     if bucket < 0:
         raise UnityError(f"spmd.program @{name}: bucket is {bucket}; it must be a number of bytes, 1 or more")
-    how = {"ring_attention": is_ring, "exchange_rows": rows, "bucket": bucket}
-    return replace(program, anew=frozenset(anew), pipeline=pipeline, **how)
+    program = replace(program, anew=frozenset(anew), pipeline=pipeline, bucket=bucket)
+    return replace(program, ring_attention=is_ring, exchange_rows=rows)
 
 
 def _compute(
