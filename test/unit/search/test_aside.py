@@ -16,7 +16,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search import run, worker
 from unity_ir.search.layouts.limits import limited
 from unity_ir.search.worker import ForkedWorker
-from unity_ir.simulate.report import as_emitted, simulated_beside
+from unity_ir.simulate.report import EmittedStep, as_emitted, simulated_beside
 
 WAYS = pytest.mark.parametrize("beside", [True, False])
 
@@ -112,12 +112,12 @@ def test_a_fork_does_not_read_what_is_for_another():
 def test_plans_that_another_process_simulates_are_not_simulated_here():
     graph, machine, optimizer = run(models.build("mlp", layers=2), boxes(2)).graph, boxes(2), Optimizer("lion")
     with simulated_beside(machine, optimizer) as expect:
-        expect(graph, lambda: (1.0, 2))
+        expect(graph, lambda: EmittedStep(1.0, 2, 0, 1.0))
         assert as_emitted(graph, machine, Optimizer("adam"))[0] != 1.0
         assert as_emitted(graph, machine, optimizer) == (1.0, 2)
     other = Optimizer("momentum")
     with simulated_beside(machine, other) as expect:
-        expect(graph, lambda: (1.0, 2))
+        expect(graph, lambda: EmittedStep(1.0, 2, 0, 1.0))
     assert as_emitted(graph, machine, other)[0] != 1.0
 
 
