@@ -172,7 +172,8 @@ def test_a_gradient_of_a_weight_is_computed_while_that_of_an_activation_is_summe
 def scheduled_order(steps: list[tuple[str, str, str]]) -> list[str]:
     """
     The operators of a program on two devices in the order in which they run. Each step is an operator or a kind of
-    collective, what it reads, and what it makes: `x` is the input, `last` is returned, and an update reads `gradient`.
+    collective, what it reads, and what it makes: `x` is the input, `last` is returned, and an update reads `gradient`,
+    which is larger than what others make, another `small`.
     """
     number = {"w": 0, "x": 1} | {makes: i for i, (_, _, makes) in enumerate(steps, 2)}
     body: list[Instruction] = [Leaf("weight", 0, "w"), Leaf("input", 1, "x")]
@@ -183,7 +184,9 @@ def scheduled_order(steps: list[tuple[str, str, str]]) -> list[str]:
         else:
             body.append(Compute(name, (number[reads],), (number[makes],), (), (REPEAT,)))
     tensors = dict.fromkeys(number.values(), Tensor((4, 4), "f32", (REPEAT,)))
-    body.append(UpdateWeight(0, number["gradient"]))
+    for name in number.keys() & {"gradient", "small"}:
+        body.append(UpdateWeight(0, number[name]))
+    tensors[number["gradient"]] = Tensor((8, 4), "f32", (REPEAT,))
     program = Program("steps", Mesh((2,)), tensors, tuple(body), (number["last"],), None)
     return [a.operator for a in actions(schedule(program)) if isinstance(a, Compute)]
 
@@ -193,6 +196,13 @@ def test_what_was_waited_for_before_is_no_wait():
     first = [("neg", "x", "a"), ("all_gather", "a", "b"), ("exp", "b", "c"), ("matmul_tn", "c", "gradient")]
     then = [("sqrt", "b", "d"), ("all_gather", "d", "e"), ("abs", "e", "last")]
     assert scheduled_order([*first, *then]) == ["neg", "exp", "sqrt", "matmul_tn", "abs"]
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_largest_gradient_hides_a_collective(is_first: bool):
+    steps = [("matmul_tn", "x", "gradient"), ("outer", "x", "small")][:: 1 if is_first else -1]
+    steps += [("neg", "x", "a"), ("all_gather", "a", "b"), ("abs", "b", "last")]
+    assert scheduled_order(steps) == ["outer", "neg", "matmul_tn", "abs"]
 
 
 @pytest.mark.parametrize(
