@@ -365,7 +365,7 @@ class _Scheduler:
 
     def _delay(self) -> None:
         """
-        Move operators whose results only updates read to where the next operator would wait for a collective.
+        Move operators whose results only updates read to where the next operator is the first to wait for a collective.
 
         One is moved for each wait, the largest of those near: a product takes longer than most collectives, and others
         are left for the waits that follow.
@@ -377,7 +377,7 @@ class _Scheduler:
         moved: set[tuple[Register, ...]] = set()
         """The results of operators that were delayed."""
         there: set[Register] = set()
-        """What operators so far have read, so that it is waited for."""
+        """The registers that earlier operators read: their collectives have been waited for."""
         for compute in self.computes:
             wanted = [r for r in map(self._held, compute.operands) if r not in there]
             there.update(wanted)

@@ -251,8 +251,8 @@ def _run(
             )
         result = replace(result, budget=budget)
     need = needed(result.graph, result.cost, optimizer)
-    if need <= machine.device.usable:
-        result = replace(result, graph=with_best_bucket(result.graph, machine, optimizer))
+    if need <= machine.device.usable and not result.interrupted:
+        result = _with_best_bucket(result, machine, optimizer)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
@@ -268,6 +268,19 @@ def _run(
         said = f"search: the plan found {shortage_text(need, machine.device)}; {advice}use {MORE}"
         raise DoesNotFit(said, result, machine)
     return result
+
+
+def _with_best_bucket(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:
+    """
+    Return the result with the size of buckets with which its plan is fastest as emitted; as it is if that has no
+    program, or if Ctrl-C ends the comparison, marked as interrupted.
+    """
+    try:
+        return replace(result, graph=with_best_bucket(result.graph, machine, optimizer))
+    except UnityError:
+        return result
+    except KeyboardInterrupt:
+        return replace(result, interrupted=True)
 
 
 def _bounded(result: SearchResult, machine: Machine, optimizer: Optimizer, known: float) -> SearchResult:

@@ -23,7 +23,7 @@ MOST_BYTES = 256 * 2**20
 """The largest size tried."""
 
 FASTER = 0.999
-"""Times the seconds with a smaller size: those that a larger one may take."""
+"""A larger size is taken if the step then takes less than this many times the seconds."""
 
 
 def latency_bytes(machine: Machine) -> float:

@@ -127,7 +127,12 @@ def fastest_seconds(graph: Graph, machine: Machine, optimizer: Optimizer | None 
 
 
 def with_best_bucket(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> Graph:
-    """Return the graph with the size of buckets with which its step is fastest as emitted, unless it has one."""
+    """
+    Return the graph with the size of buckets with which its step is fastest as emitted; as it is if it has one, is in
+    stages, or is on a machine where no other size is tried. Raises `UnityError` where `as_emitted` does.
+    """
+    if graph.bucket or graph.pipeline is not None or not sizes(machine):
+        return graph
     return replace(graph, bucket=emitted_step(graph, machine, optimizer).bucket)
 
 
@@ -170,8 +175,10 @@ def _emitted_step(graph: Graph, machine: MachineKey, optimizer: Optimizer | None
     most, bucket, least = peak(timeline), graph.bucket, seconds
     for size in [] if graph.bucket else sizes(on):
         other = with_bucket(plan, size)
-        found, timeline = (least, None) if other.schedule == plan.schedule else step_seconds(other, on)
-        if timeline is None or found >= least * FASTER or peak(timeline) > max(most, on.device.usable):
+        if other.schedule == plan.schedule:
+            break
+        found, timeline = step_seconds(other, on)
+        if found >= least * FASTER or peak(timeline) > max(most, on.device.usable):
             break
         bucket, least = size, found
     return EmittedStep(seconds, most, bucket, least)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 
+from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, erase
@@ -72,3 +74,20 @@ def test_no_size_takes_memory_that_is_not_there():
     small = replace(on, device=replace(on.device, memory=free.peak, reserve=0))
     best = with_best_bucket(found, small, adam)
     assert as_emitted(best, small, adam)[1] <= free.peak
+
+
+def test_a_plan_without_a_program_keeps_the_default(monkeypatch: pytest.MonkeyPatch):
+    """As does one whose comparison Ctrl-C ends, which is marked as interrupted; within a node nothing is simulated."""
+    thrown: list[BaseException] = [UnityError("no program"), KeyboardInterrupt()]
+
+    def fails(*_: object) -> Graph:
+        raise thrown.pop(0)
+
+    # The package has a function of the module's name.
+    monkeypatch.setattr(sys.modules["unity_ir.search.run"], "with_best_bucket", fails)
+    for is_interrupted in (False, True):
+        found = run(build("bert_large", **SIZES), load("dgx-h100:4"), "fsdp", Optimizer("adam"))
+        assert (found.graph.bucket, found.interrupted) == (0, is_interrupted)
+    monkeypatch.undo()
+    monkeypatch.setattr("unity_ir.simulate.report.emitted_step", fails)
+    assert plan("dgx-h100", "fsdp").bucket == 0

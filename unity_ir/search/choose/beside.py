@@ -1,4 +1,4 @@
-"""Simulate plans, and find plans of the graph without rewrites, in a process beside the search."""
+"""Start a process that simulates plans, and finds plans of the graph without rewrites, while the search goes on."""
 
 from __future__ import annotations
 
