@@ -592,11 +592,19 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
         casts = list(weights.casts.values())
         before = [x.clone() for x in (*(x for n in weights for x in (weights[n], *state[n])), *casts)]
         count = torch.tensor(float(step - (step > 3)), dtype=torch.float64)
-        given = tables.settings_of(weights, 1.0)
-        numbers = getattr(module, f"{name}_numbers")(
-            **({"step": count} if line.reads_step else {}), **given, **({} if scale is None else {"scale": scale})
+        line_numbers = getattr(module, f"{name}_numbers")
+        packed, by_host = (
+            tables.numbers_of(
+                line_numbers,
+                weights,
+                1.0,
+                of_live,
+                **({"step": of_step} if line.reads_step else {}),
+                **({} if scale is None else {"scale": scale}),
+            )
+            for of_step, of_live in ((count, torch.tensor(float(live))), (count.item(), float(live)))
         )
-        packed = tables.packed(numbers, torch.tensor(float(live)), given["lr"])
+        torch.testing.assert_close(packed, by_host, rtol=1e-6, atol=0)
         all_of_them = tables.weight_tables(weights, grads, state, 1024)
         assert len(all_of_them) == (1 if off else 2) + (scale is not None)
         for table in all_of_them:

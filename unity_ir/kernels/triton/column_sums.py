@@ -66,7 +66,7 @@ def column_sum_launches(stages: Sequence[Stage], form: ColumnSums) -> list[Kerne
     """
     extents = stages[0].extents
     sums = [number for number, each in enumerate(stages) if _is_sum(each, form)]
-    divided = _division(form, [extents[n] for n in form.rows], [extents[n] for n in form.columns], len(sums))
+    divided = _division(stages, form, len(sums))
     if divided is None or stages[0].wide:
         return None
     part = new_variable("part", extents)
@@ -95,28 +95,31 @@ def _finishing(parts: int) -> tuple[int, dict[tuple[int, ...], int]]:
     return TILE // width, {(parts,): width}
 
 
-def _division(form: ColumnSums, rows: Sequence[int], columns: Sequence[int], sums: int) -> _Division | None:
-    """
-    Return how programs divide a matrix of these rows and columns, for so many sums; None if it is too small, or its
-    rows too long.
-    """
-    count, width = prod(rows), prod(columns)
+def _division(stages: Sequence[Stage], form: ColumnSums, sums: int) -> _Division | None:
+    """Return how programs divide the matrix, for so many sums; None if it is too small, or its rows too long."""
+    columns = tuple(stages[0].extents[n] for n in form.columns)
+    count, width = prod(stages[0].extents[n] for n in form.rows), prod(columns)
     if count < FEWEST_ROWS or (form.has_statistics and width > (LONGEST if sums > 1 else 2 * LONGEST)):
         return None
     tile = power_of_two(width) if form.has_statistics else min(WIDTH, power_of_two(width))
     height = max(1, min(power_of_two(count), (ELEMENTS if form.has_statistics else TILE) // tile))
     blocks = -(-width // tile)
-    threads = _warps(form, height * tile)
+    threads = _warps(stages, form, height * tile)
     most = max(1, PROGRAMS // blocks // max(1, threads // 8))
     span = -(-max(FEWEST_OF_A_PROGRAM, -(-count // most)) // height) * height
-    return _Division(Tiling(height, {tuple(columns): tile}), span, -(-count // span), blocks, threads)
+    return _Division(Tiling(height, {columns: tile}), span, -(-count // span), blocks, threads)
 
 
-def _warps(form: ColumnSums, elements: int) -> int:
+def _warps(stages: Sequence[Stage], form: ColumnSums, elements: int) -> int:
     """
     Return the warps of a tile: 8 elements per thread where rows have statistics, as several are kept of each; else 16.
     """
-    return warps(elements * 2) if form.has_statistics else warps(elements)
+    if not form.has_statistics:
+        return warps(elements)
+    read = {a.tensor for each in stages for a in accesses(each.expr) if {*form.rows} & free_variables(a)}
+    # The compiler gives each of 16 warps 64 registers, and spills some where three matrices are read in float32.
+    is_much = len(read) > 2 and all(stages[0].buffers[name].dtype == "f32" for name in read)
+    return min(warps(elements * 2), 8 if is_much else 16)
 
 
 def _partial_sums(stages: Sequence[Stage], sums: Sequence[int], form: ColumnSums, divided: _Division) -> KernelLaunch:

@@ -9,6 +9,7 @@ from unity_ir.forms.addresses import Address, address, flat_address, power_of_tw
 from unity_ir.forms.rewrite import reductions
 from unity_ir.kernels.triton.expression import Axis
 from unity_ir.kernels.triton.launch import KernelBuilder, KernelLaunch, Stage, warps
+from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import NOT_FLOATING, Cases, Expr, Name, Segments, accesses, children, index_names
 
 BLOCK = 8192
@@ -35,7 +36,10 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     size = prod(extents[n] for n in names)
     # Every branch has addresses and loads of its own, and a stacked one its stores.
     branches = len(stage.expr.branches) * (1 if stacked is None else 2) if isinstance(stage.expr, Cases) else 1
-    block = min(power_of_two(size), max(BLOCK // power_of_two(branches), SMALLEST_BLOCK))
+    # Addresses that come from integers of 64 bits take two registers of each element.
+    less = 2 if any(_has_own_integers(each) for each in (stage, *more)) else 1
+    block = min(power_of_two(size), max(BLOCK // less // power_of_two(branches), SMALLEST_BLOCK))
+    threads = warps(block * less)
     kernel = KernelBuilder(stage, extents, more)
     writer = kernel.writer
     flat = stage.family is not None and not stage.wide and all(_is_flat(each, names) for each in (stage, *more))
@@ -53,7 +57,7 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     writer.share([stage.expr, *(each.expr for each in more)])
     if stacked is not None:
         _store_stacked(kernel, stacked)
-        return kernel.launch(stage.kernel, (-(-size // block),), warps(block), kind="elements")
+        return kernel.launch(stage.kernel, (-(-size // block),), threads, kind="elements")
     for number, each in enumerate((stage, *more)):
         value = _cases(kernel, whole) if whole else _plain(kernel, each)
         if each.output.dtype == "bool":
@@ -62,7 +66,14 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
         where = out if whole or size == 1 else address(each.result.indices, extents)
         writer.store(kernel.out(number), where, value)
     name = stage.family if flat and stage.family is not None else stage.kernel
-    return kernel.launch(name, (-(-size // block),), warps(block), kind="elements")
+    return kernel.launch(name, (-(-size // block),), threads, kind="elements")
+
+
+def _has_own_integers(stage: Stage) -> bool:
+    """Return whether every element of a result reads an integer of 64 bits that no other element reads."""
+    variables = {n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1}
+    read = (a for a in accesses(stage.expr) if stage.buffers[a.tensor].dtype == "i64")
+    return any(variables <= free_variables(a) for a in read)
 
 
 def _plain(kernel: KernelBuilder, stage: Stage) -> str:

@@ -343,7 +343,7 @@ class _Printer:
                 f'    """{what}\n    learning rate, by gradients times `scale`."""\n'
                 + (of_windows + indent(body, "    ") if number else body)
             )
-        words = [*given, "**settings", *scaled]
+        words = [f"{optimizer.name}_numbers", "grads" if number else "weights", "rate", "live", *given, *scaled]
         kept = f", kept={2 * number + KEPT_TABLES}" if number else ""
         body = (
             f"    for table in weight_tables(weights, grads, moments, block={BLOCK}{kept}):\n"
@@ -354,9 +354,7 @@ class _Printer:
             f'    """\n    {what} learning rate, by\n'
             "    gradients times `scale`; none where `live` is 0. These may be tensors on the device.\n"
             '    """\n'
-            f"    settings = settings_of({'grads' if number else 'weights'}, rate)  # hyperparameters\n"
-            f"    made = {optimizer.name}_numbers({', '.join(words)})  # what is the same for all elements\n"
-            "    numbers = packed(made, live, settings['lr'])  # what is the same for all elements\n"
+            f"    numbers = numbers_of({', '.join(words)})  # the same for all elements\n"
             + (of_windows + indent(body, "    ") if number else body)
         )
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 from dataclasses import dataclass
 
@@ -41,19 +40,17 @@ def weight_tables(weights, grads, moments, block, kept=16):
     Return a list of WeightTables (where weights are in memory), with each of which one launch updates many weights: one
     for each combination of element types and alignment, in blocks of `block` elements. `weights`, `grads` and `moments`
     (the optimizer's state) are by name; frozen weights are left out. Tables are used again if no tensor has moved:
-    those of the last `kept` times that one had.
+    those of the last `kept` times that one had. Where only gradients have, which memory that is freed and taken again
+    may do in each step, tables differ from earlier ones in one column.
     """
     own, casts = trained(weights), weights.casts if _has_casts() else {}
-    states = [x for name in own for x in moments.get(name, ())]
-    tensors = [*own.values(), *[grads[name] for name in own], *states, *casts.values()]
+    given, states = [grads[name] for name in own], [x for name in own for x in moments.get(name, ())]
+    others, addresses = [*own.values(), *states, *casts.values()], (*map(torch.Tensor.data_ptr, given),)
     # What is freed may be followed by another weight at the same address.
-    said = (map(of, tensors) for of in (torch.Tensor.data_ptr, torch.Tensor.numel, operator.attrgetter("dtype")))
-    key = (block, *own, *casts, *itertools.chain(*said))
-    if key not in PLACED:
-        while len(PLACED) >= kept:
-            del PLACED[next(iter(PLACED))]
-        PLACED[key] = _placed(own, grads, moments, casts, block)
-    found = PLACED[key]
+    key = (block, *own, *casts, *map(torch.Tensor.data_ptr, others), *map(torch.Tensor.numel, own.values()))
+    if (key, addresses) not in PLACED:
+        keep(PLACED, (key, addresses), _placed(key, own, grads, moments, casts, block, kept), kept)
+    found = PLACED[key, addresses]
     LAST[:] = [(rows, blocks) for _, _, rows, blocks in found]
     return [
         WeightTable(rows, blocks, _of_weight(name, own, grads, moments, casts), is_aligned, block)
@@ -73,10 +70,27 @@ def _of_weight(name, weights, grads, moments, casts):
     return (weights[name], grads[name], *moments.get(name, ()), *cast)
 
 
-def _placed(weights, grads, moments, casts, block):
+def _placed(key, weights, grads, moments, casts, block, kept):
     """
     Return, for each table, the name of a weight in it, whether all in it are aligned, and its rows and blocks on the
-    device.
+    device. `key` says where all but the gradients are: LAYOUTS has the last `kept` of them.
+    """
+    # What a CUDA graph reads has memory of its own.
+    of = key, (*[grads[name].data_ptr() % 16 for name in weights],), is_capturing()
+    if of not in LAYOUTS:
+        keep(LAYOUTS, of, _layout(weights, grads, moments, casts, block), kept)
+    found = []
+    for is_aligned, names, rows, blocks in LAYOUTS[of]:
+        rows = rows.clone()
+        rows[:, 1] = torch.tensor([grads[name].data_ptr() for name in names], dtype=torch.int64)
+        found.append((names[0], is_aligned, _to(blocks.device, rows), blocks))
+    return found
+
+
+def _layout(weights, grads, moments, casts, block):
+    """
+    Return, for each table, whether all in it are aligned, the names of its weights, its rows on the host, and its blocks
+    on the device.
     """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     for name, weight in weights.items():
@@ -88,11 +102,19 @@ def _placed(weights, grads, moments, casts, block):
         # What a bucket's collective returns may be at any place of a larger tensor.
         alike = (*[x.dtype for x in tensors], functools.reduce(operator.or_, row) % 16 == 0)
         if row[-1]:
-            found.setdefault(alike, (name, []))[1].append((*row, group_of[name]))
-    return [
-        (name, is_aligned, *_tensors(rows, block, weights[name].device))
-        for (*_, is_aligned), (name, rows) in found.items()
-    ]
+            found.setdefault(alike, {})[name] = (*row, group_of[name])
+    tables = []
+    for (*_, is_aligned), rows in found.items():
+        on_host, blocks = _tensors([*rows.values()], block)
+        tables.append((is_aligned, (*rows,), on_host, _to(weights[next(iter(rows))].device, blocks)))
+    return tables
+
+
+def keep(found, key, value, number):
+    """Add an item to a dict, of which at most `number`, those added last, are kept."""
+    while len(found) >= number:
+        del found[next(iter(found))]
+    found[key] = value
 
 
 LAST: list = []
@@ -101,9 +123,11 @@ LAST: list = []
 
 PLACED: dict = {}
 """
-What is in tables, by names, addresses, sizes and element types, the latest last: gradients are mostly where they were a
-step ago.
+What is in tables, by names, sizes and addresses, the latest last: gradients are mostly where they were a step ago.
 """
+
+LAYOUTS: dict = {}
+"""What is in tables, of gradients at any address, by what else PLACED has, and whether a CUDA graph reads it."""
 
 RESERVED: dict = {}
 """Memory, by its type, for the tables of a CUDA graph that is captured."""
@@ -121,13 +145,13 @@ def reserve_tables():
         RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
 
 
-def _tensors(rows, block, device):
-    """Return `rows`, whose last but one column has the numbers of elements, and `blocks` on the device."""
+def _tensors(rows, block):
+    """Return `rows`, whose last but one column has the numbers of elements, and `blocks`."""
     on_host = torch.tensor(rows, dtype=torch.int64)
     counts = (on_host[:, -2] + block - 1) // block
     weight = torch.repeat_interleave(torch.arange(len(rows)), counts)
     within = torch.arange(len(weight)) - (counts.cumsum(0) - counts)[weight]
-    return tuple(_to(device, x) for x in (on_host, torch.stack([weight, within], 1).to(torch.int32)))
+    return on_host, torch.stack([weight, within], 1).to(torch.int32)
 
 
 def _to(device, x):
@@ -164,6 +188,7 @@ def drop_tables():
     UNFILLED.clear()
     RESERVED.clear()
     PLACED.clear()
+    LAYOUTS.clear()
 
 
 @functools.cache
@@ -179,25 +204,23 @@ def _on_device(settings, device):
     return {n: torch.tensor([g[n] for g in groups], dtype=torch.float64, device=device) for n in OPTIMIZER[1]}
 
 
-def settings_of(weights, rate):
+def numbers_of(line, tensors, rate, live, **given):
     """
-    Return {hyperparameter: its values in all parameter groups, f64 [groups]}. The learning rate is multiplied by
-    `rate`, a number or a tensor, on whose device (else on that of the weights) the values are.
+    Return numbers for a kernel that updates weights, f32 [parameter groups, columns], on the device of the first of
+    `tensors`, a dict: for each group what `line`, such as `adamw_numbers`, returns, given `given` and the group's
+    hyperparameters, the learning rate times `rate`, and then `live`. `rate`, `live` and those given may be tensors []
+    on the device; with plain numbers the host does all, and copies the result there.
     """
+    settings = tuple(OPTIMIZER[1].items())
     # A rank may have no weights.
-    given = (x for x in (rate, *weights.values()) if isinstance(x, torch.Tensor))
-    device = next((x.device for x in given), torch.device("cpu"))
-    found = _on_device(tuple(OPTIMIZER[1].items()), device)
-    return {**found, "lr": found["lr"] * rate}
-
-
-def packed(numbers, live, of_groups):
-    """
-    Return numbers for a kernel that updates weights, f32 [parameter groups, len(numbers) + 1]: columns are `numbers`,
-    then `live`, each a number or a tensor [] or [groups]. `of_groups`, any tensor [groups], gives the size and device.
-    """
+    device = next((x.device for x in (rate, *tensors.values()) if isinstance(x, torch.Tensor)), torch.device("cpu"))
+    if not any(isinstance(x, torch.Tensor) for x in (rate, live, *given.values())):
+        groups = [dict(group) for group in _groups(settings)[1]]
+        rows = [(*line(**given, **{**group, "lr": group["lr"] * rate}), live) for group in groups]
+        return _to(device, torch.tensor(rows, dtype=torch.float32))
+    found = _on_device(settings, device)
     columns = [
-        x.to(of_groups.dtype).expand_as(of_groups) if isinstance(x, torch.Tensor) else torch.full_like(of_groups, x)
-        for x in (*numbers, live)
+        x.to(torch.float64).expand_as(found["lr"]) if isinstance(x, torch.Tensor) else torch.full_like(found["lr"], x)
+        for x in (*line(**given, **{**found, "lr": found["lr"] * rate}), live)
     ]
     return torch.stack(columns, 1).to(torch.float32)
