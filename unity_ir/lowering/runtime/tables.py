@@ -89,8 +89,8 @@ def _placed(key, weights, grads, moments, casts, block, kept):
 
 def _layout(weights, grads, moments, casts, block):
     """
-    Return, for each table, whether all in it are aligned, the names of its weights, its rows on the host, and its blocks
-    on the device.
+    Return, for each table, whether all in it are aligned, the names of its weights, its rows on the host, and its
+    blocks on the device.
     """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     for name, weight in weights.items():
