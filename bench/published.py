@@ -73,7 +73,7 @@ def serial(row: Row, layers: int | None = None) -> Graph:
     if not row.precision:
         return graph
     options = mixed_precision_options(row.precision)
-    return mixed_precision(graph, options["type"], options.get("reduce", "f32"))
+    return mixed_precision(graph, options.pop("type"), **options)
 
 
 def of_products(node: Node, operands: tuple[Value, ...], drop: float) -> Sequence[Value]:

@@ -82,9 +82,9 @@ def with_numbers(draw: st.DrawFn, count: int, **ranges: tuple[float, float]) -> 
 
 
 @st.composite
-def matmul(draw: st.DrawFn, transposed: bool) -> Case:
+def matmul(draw: st.DrawFn, transposed: bool, has_act: bool = False) -> Case:
     lead, k, n = draw(st.lists(SIZES, max_size=2)), draw(SIZES), draw(SIZES)
-    act: dict[str, AttrValue] = {} if transposed else {"act": draw(st.sampled_from(["identity", "relu", "gelu"]))}
+    act: dict[str, AttrValue] = {"act": draw(st.sampled_from(["identity", "relu", "gelu"]))} if has_act else {}
     return Case(((*lead, k), (n, k) if transposed else (k, n)), act)
 
 
@@ -639,7 +639,9 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "log": positive(same(1)),
     "log_softmax": rows("x"),
     "log_softmax_grad": rows("xx"),
-    "matmul": matmul(False),
+    "float8_matmul": matmul(False),
+    "float8_matmul_nt": matmul(True),
+    "matmul": matmul(False, has_act=True),
     "matmul_nt": matmul(True),
     "matmul_tn": matmul_tn(),
     "merge_heads": merge_heads(),

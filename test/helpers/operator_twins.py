@@ -730,6 +730,8 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "expand": torch_expand,
     "gelu": F.gelu,
     "gelu_grad": lambda g, x: derivative(F.gelu, g, x),
+    "float8_matmul": lambda x, w: x @ w,
+    "float8_matmul_nt": lambda x, w: x @ w.T,
     "matmul": lambda x, w, act: ACTIVATIONS[act](x @ w),
     "matmul_nt": lambda x, w: x @ w.T,
     "matmul_tn": lambda x, y: x.reshape(-1, x.shape[-1]).T @ y.reshape(-1, y.shape[-1]),

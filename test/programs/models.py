@@ -217,7 +217,8 @@ def machine(name: str) -> Machine:
     sizes = [int(s) for s in name.removeprefix("ideal:").split("x")]
     box = load("box:2")
     levels = tuple(Level(f"level{i}", size, 1e11 * 4**i, 0.0) for i, size in enumerate(sizes))
-    device = replace(box.device, launch=0.0, flops={**box.device.flops, "bf16": box.device.flops["f16"]})
+    half = box.device.flops["f16"]
+    device = replace(box.device, launch=0.0, flops={**box.device.flops, "bf16": half, "f8e4m3": 2 * half})
     return replace(box, name=name, device=device, levels=levels, overhead=0.0, protocols=())
 
 

@@ -237,7 +237,7 @@ class Floors:
         return tuple(found.items())
 
     def _own_peak(self, node: Node) -> float:
-        return self.device.peak(computes_in(tuple(v.type.dtype for v in node.operands)))
+        return self.device.peak(computes_in(tuple(v.type.dtype for v in node.operands), node.analysis))
 
     def _peak_of_contraction(self, node: Node) -> float:
         own, least = self._own_peak(node), self.flops[node] / self.devices

@@ -37,6 +37,7 @@ from unity_ir.plan.routes import OF_ROWS
 from unity_ir.plan.saved_softmax import attributes_of_variant
 from unity_ir.plan.schedule import piece_bytes
 from unity_ir.tdl.counts import flops
+from unity_ir.tdl.element_types import FLOAT8
 
 
 def kernel_seconds(program: Program, compute: Compute, device: Device, added: int = 0) -> float:
@@ -94,8 +95,9 @@ def kernel_of_line(program: Program, compute: Compute) -> Kernel:
         heaviest.sizes,
         min((member.kind for member in members), key=KINDS.index),
         sum(member.flops for member in members),
-        sum(piece_bytes(program, r) for r in registers),
+        sum(piece_bytes(program, r) for r in registers) - sum(member.rounded // 3 for member in members),
         heaviest.dtype,
+        sum(member.rounded for member in members),
     )
 
 
@@ -117,14 +119,15 @@ def _kernel(
     seen = live_part(attributes) if mask is None else mask.seen(local.extents)
     # All rows that have arrived pick from the experts of a device: of those of all devices rows go to each alike.
     picked = local if name in OF_ROWS.values() else analysis.bound
-    return Kernel(
+    made = Kernel(
         kernel_operator(name, attributes, dtypes),
         (*(size for t in read for size in t.local(mesh)), *local.extents.values()),
         kind_of_operator(name, tuple(t.shape for t in read), attributes, dtypes),
         int(flops(local, picked.extents) * seen),
         sum(t.bytes(mesh) for t in tensors),
-        computes_in(dtypes),
+        computes_in(dtypes, analysis),
     )
+    return made if made.dtype != FLOAT8 else made.rounding(sum(t.bytes(mesh) for t in read))
 
 
 def live_part(attributes: Attributes) -> float:
@@ -176,7 +179,8 @@ def step_bytes(plan: Plan) -> int:
         for i in program.body:
             if isinstance(i, Compute):
                 times, loops = program.times(i), program.micro_batches if program.is_in_pieces(i) else 1
-                moved = kernel_of_line(program, i).bytes * times + plan.added_bytes(i) * (times - loops)
+                kernel = kernel_of_line(program, i)
+                moved = (kernel.bytes + kernel.rounded) * times + plan.added_bytes(i) * (times - loops)
                 yield pins_of(program.tensors[i.results[0]].layout), moved
             if isinstance(i, TimeStep):
                 times = program.micro_batches if i.is_of_pieces else 1

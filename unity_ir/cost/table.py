@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.cost.masks import CausalMask
+from unity_ir.cost.time import rounding_bytes, rounding_seconds
 from unity_ir.cost.work import applied, computes_in, kernel_operator, kind_of, mask_of, work
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import Device
@@ -26,6 +27,7 @@ from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.sharding import prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.counts import FlopsTerm, terms
+from unity_ir.tdl.element_types import FLOAT8
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -107,6 +109,8 @@ class Counts:
     """Each of the kernel's sizes, [row]."""
     flops: Ints
     bytes: Ints
+    rounded: Ints | None = None
+    """As `cost.time.Kernel.rounded`; None for kernels that round nothing."""
 
     @property
     def sizes(self) -> Ints:
@@ -276,22 +280,28 @@ def _count(kernel: _Kernel, pieces: _Pieces) -> Counts:
         mask, row, column = kernel.mask
         flops = (flops * mask.part(extents[row], extents[column])).astype(np.int64)
     shapes: list[list[Ints]] = []
-    moved = np.zeros(pieces.count, dtype=np.int64)
+    sizes: list[Ints] = []
     for value in kernel.values:
         shape = [pieces.of(*dim) for dim in zip(value.sizes, value.divided, value.halos, strict=True)]
         elements = np.full(pieces.count, value.item, dtype=np.int64)
         for size in shape:
             elements = elements * size
         shapes.append(shape)
-        moved = moved + elements
+        sizes.append(elements)
+    moved = sum(sizes, start=np.zeros(pieces.count, dtype=np.int64))
     columns = (*(size for i in kernel.operands for size in shapes[i]), *extents)
-    return Counts(kernel, columns, flops, moved)
+    if kernel.dtype != FLOAT8:
+        return Counts(kernel, columns, flops, moved)
+    rounded, less = rounding_bytes(sum((sizes[i] for i in kernel.operands), start=np.zeros_like(moved)))
+    return Counts(kernel, columns, flops, moved - less, rounded)
 
 
 def _seconds(counts: Counts, device: Device) -> Floats:
     kernel = counts.kernel
     measured = None if device.profile is None else device.profile.kernels.get(kernel.operator)
     estimated = device.kernel_times(counts.flops, counts.bytes, kernel.dtype, kernel.kind)
+    if counts.rounded is not None:
+        estimated = estimated + [rounding_seconds(bytes, device) for bytes in counts.rounded.tolist()]
     if measured is None:
         return estimated
     rows = counts.sizes.tolist()
@@ -376,7 +386,7 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
     return _Kernel(
         kernel_operator(node.op, node.attributes, _dtypes(node)),
         kind_of(node),
-        computes_in(_dtypes(node)),
+        computes_in(_dtypes(node), analysis),
         tuple(bound.extents.values()),
         tuple(by.values()),
         counted,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from unity_ir.machine.device import Device
+
+Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,13 @@ class Kernel:
     """Bytes read and written."""
     dtype: str
     """The element type of its arithmetic."""
+    rounded: int = 0
+    """Bytes that kernels before it read and write, which round its operands to 8 bits."""
+
+    def rounding(self, operands: int) -> Kernel:
+        """Return the kernel if it reads its operands, of so many bytes, in half of them, after they were rounded."""
+        rounded, less = rounding_bytes(operands)
+        return replace(self, bytes=self.bytes - less, rounded=rounded)
 
 
 def seconds(kernel: Kernel, device: Device) -> float:
@@ -35,7 +48,25 @@ def seconds(kernel: Kernel, device: Device) -> float:
     """
     if device.profile is not None and is_measured(kernel, device):
         return device.profile.kernels[kernel.operator][kernel.sizes]
-    return device.kernel_time(kernel.flops, kernel.bytes, kernel.dtype, kernel.kind)
+    alone = device.kernel_time(kernel.flops, kernel.bytes, kernel.dtype, kernel.kind)
+    return alone + rounding_seconds(kernel.rounded, device) if kernel.rounded else alone
+
+
+ROUNDINGS = 2
+"""Kernels that round the operands of a product to 8 bits."""
+
+
+def rounding_seconds(bytes: float, device: Device) -> float:
+    """Return the seconds of the kernels that round a product's operands and read and write so many bytes in all."""
+    return ROUNDINGS * device.launch + bytes / (device.memory_bandwidth * device.efficiency)
+
+
+def rounding_bytes(bytes: Bytes) -> tuple[Bytes, Bytes]:
+    """
+    Return the bytes that kernels read and write to round operands of 16 bits, of so many bytes, to 8 bits, and those
+    that the product then does not read. Scales of rows are few.
+    """
+    return bytes + bytes // 2, bytes // 2
 
 
 def is_measured(kernel: Kernel, device: Device) -> bool:

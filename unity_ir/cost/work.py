@@ -17,7 +17,9 @@ from unity_ir.ops.operator import Attributes, Shapes
 from unity_ir.pcg.differentiate import nodes_with_gradient, operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, topological
 from unity_ir.pcg.types import ELEMENT_BYTES, HALVES, TensorType, divided_type
-from unity_ir.tdl.counts import contraction_flops, flops
+from unity_ir.tdl.counts import contraction_flops, flops, rounds
+from unity_ir.tdl.divisibility import Analysis
+from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.parallel import Configuration, line_of_task, operand_degrees
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
 
@@ -68,14 +70,15 @@ def kernel_of(node: Node) -> Kernel:
     sizes = (*(size for v in node.operands for size in v.type.piece_shape), *local.extents.values())
     mask = mask_of(node)
     seen = 1.0 if mask is None else mask.seen(local.extents)
-    return Kernel(
+    made = Kernel(
         kernel_operator(node.op, node.attributes, dtypes),
         sizes,
         kind_of(node),
         int(flops(local, node.analysis.bound.extents) * seen),
         moved,
-        computes_in(dtypes),
+        computes_in(dtypes, node.analysis),
     )
+    return made if made.dtype != FLOAT8 else made.rounding(sum(_piece_bytes(v.type) for v in node.operands))
 
 
 def kind_of(node: Node) -> str:
@@ -132,8 +135,13 @@ def kind_of_operator(operator: str, shapes: Shapes, attributes: Attributes, dtyp
     return kind(find_operator(operator).bind(shapes, attributes, dtypes))
 
 
-def computes_in(dtypes: tuple[str, ...]) -> str:
-    """Return the element type an operator computes in: the first floating-point type of its operands, else `f32`."""
+def computes_in(dtypes: tuple[str, ...], analysis: Analysis) -> str:
+    """
+    Return the element type an operator computes in: the first floating-point type of its operands, else `f32`; 8 bits
+    for a product that rounds operands of 16 (`forms.float8`).
+    """
+    if rounds(analysis.bound, dtypes):
+        return FLOAT8
     return next((d for d in dtypes if d not in NOT_FLOATING), "f32")
 
 

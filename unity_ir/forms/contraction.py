@@ -11,9 +11,11 @@ from math import prod
 
 from unity_ir.forms.addresses import Address, address, runs
 from unity_ir.forms.rewrite import map_children, outermost_reductions
+from unity_ir.tdl.functions import ROUNDED
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
+    Call,
     Cases,
     Composite,
     Expr,
@@ -53,6 +55,8 @@ class Contraction:
     """Stride in `w`, in elements, of each of `b`, `k` and `n`."""
     repeated: bool = False
     """Whether one of the operands is the same in every product of the batch."""
+    rounded: bool = False
+    """Whether both operands are read in 8 bits, if they have 16 (`forms.float8`)."""
 
     @property
     def x(self) -> str:
@@ -80,10 +84,16 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     if product is None or not _is_epilogue(result.expr, product) or not all(map(_is_plain, result.indices)):
         return None
     match product.body:
-        case Binary("*", Access() as left, Access() as right) if all(map(_is_plain, (*left.indices, *right.indices))):
-            pass
+        case Binary("*", Access() as left, Access() as right):
+            rounded = False
+        case Binary("*", Call(function, (Access() as left,)), Call(other, (Access() as right,))) if (
+            function == other == ROUNDED
+        ):
+            rounded = True
         case _:
             return None
+    if not all(map(_is_plain, (*left.indices, *right.indices))):
+        return None
     x, w, out = (address(i, extents) for i in (left.indices, right.indices, result.indices))
     results = [n for i in result.indices for n in index_names(i) if extents[n] > 1]
     reduced = [n for n in product.names if extents[n] > 1]
@@ -103,7 +113,7 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
         if strides is not None:
             sizes = {d: prod(extents[n] for n in names) for d, names in way.items()}
             names = {d: tuple(names) for d, names in way.items()}
-            return Contraction(product, names, sizes, *strides, repeated=way is not groups)
+            return Contraction(product, names, sizes, *strides, repeated=way is not groups, rounded=rounded)
     return None
 
 

@@ -17,8 +17,9 @@ from unity_ir.forms.attention import Attention
 from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product_or_convolution, without_activation
 from unity_ir.forms.column_sums import ColumnSums
 from unity_ir.forms.compose import AND
-from unity_ir.forms.contraction import Contraction, product_factors
+from unity_ir.forms.contraction import Contraction, contraction, product_factors
 from unity_ir.forms.convolution import Convolution
+from unity_ir.forms.float8 import float8_lines, without_rounding
 from unity_ir.forms.grouped import Grouped, routed
 from unity_ir.forms.implicit_gemm import implicit_gemm
 from unity_ir.forms.moments import Moments
@@ -30,7 +31,7 @@ from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.kernels.pytorch.attention import HAS_CUDNN, cudnn_attention, cudnn_lines
 from unity_ir.kernels.pytorch.code import torch_body, torch_factors
-from unity_ir.kernels.pytorch.product import MATRIX_PRODUCT
+from unity_ir.kernels.pytorch.product import FLOAT8_PRODUCT, MATRIX_PRODUCT
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.kernels.triton.attention.body import Scope
 from unity_ir.kernels.triton.attention.launches import attention_launches
@@ -50,6 +51,7 @@ from unity_ir.kernels.triton.scatter import scatter_launches
 from unity_ir.kernels.triton.tiling import have_rows_in_common
 from unity_ir.kernels.triton.window_writes import window_write_launch
 from unity_ir.pcg.types import HALVES
+from unity_ir.tdl.counts import rounds
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -102,8 +104,10 @@ def can_add(bound: Bound, operand_dtypes: Sequence[str], impl: str, offsets: Seq
     type. It can if the line is a matrix product by one Triton kernel whose tiles do not overlap or, with `impl`
     `torch`, a product summed over the first dims of two tensors (a weight's gradient), by PyTorch's BLAS.
 
-    Arguments are those of `launcher`. Returns False for a line that it refuses.
+    Arguments are those of `launcher`. Returns False for a line that it refuses, and for one that rounds its operands.
     """
+    if rounds(bound, operand_dtypes):
+        return False
     if impl == "torch":
         return torch_factors(bound, [p.name for p in bound.operands]) is not None
     try:
@@ -146,6 +150,9 @@ def _launcher(
     if impl == "torch" or any(is_opaque(r.expr) for r in bound.results):
         return torch_launcher(bound, operand_dtypes, offsets, adds)
     function = _Function(bound, operand_dtypes, offsets, adds)
+    if not adds and (made := _float8(function)) is not None:
+        return made
+    bound = function.bound = without_rounding(bound)
     line = simplified(bound, function.starts)
     match classify(line, function.starts):
         case Convolution() as form:
@@ -326,6 +333,8 @@ def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] =
     function = _Function(bound, dtypes, offsets, adds)
     operands = function.operands
     function.name = f"{function.name}_torch"
+    if (float8 := _float8_by_torch(function)) is not None:
+        return float8
     is_longer = bound.results[0].dtype == "f32" and can_store_float32(bound, dtypes)
     if (adds or is_longer) and (factors := torch_factors(bound, operands)) is not None:
         total = [function.total] if adds else []
@@ -349,6 +358,23 @@ def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] =
     if attention is not None:
         lines = [*cudnn_lines(attention, function.variables, function.names), *lines]
     return Launcher(function.name, (HAS_CUDNN if attention else "") + function.text(lines), {}, ())
+
+
+def _float8_by_torch(function: _Function) -> Launcher | None:
+    """Return the launcher of a bare product of two matrices in 8 bits; None for another line, or other types."""
+    (result, *more), bound = function.bound.results, function.bound
+    of = contraction(result, bound.extents)
+    if more or of is None or not of.rounded or result.expr != of.product or of.sizes["b"] > 1:
+        return None
+    factors: list[str] = []
+    for tensor, rows, strides in ((of.x, "m", of.x_strides), (of.w, "n", of.w_strides)):
+        shape = of.sizes[rows], of.sizes["k"]
+        if function.buffers[tensor].dtype not in HALVES or 1 not in (strides[rows], strides["k"]):
+            return None
+        text = f"{function.variables[tensor]}.reshape"
+        factors.append(f"{text}{shape}" if strides["k"] == 1 else f"{text}{shape[::-1]}.T")
+    text = function.text([f"return float8_product({', '.join(factors)}).view{bound.result_shape(result)}"])
+    return Launcher(function.name, FLOAT8_PRODUCT + text, {}, ())
 
 
 # --- kernels of whole lines ------------------------------------------------------------------------------------------
@@ -422,26 +448,59 @@ def _rows(function: _Function, line: Bound, form: Moments | RowSums) -> Launcher
 # --- kernels of single results ---------------------------------------------------------------------------------------
 
 
+def _float8(function: _Function) -> Launcher | None:
+    """
+    Return the launcher of functions of a product of operands in 8 bits: two launches round them, row by row, before
+    the product's. None for other lines, and where operands have no 16 bits.
+    """
+    line = without_ones(simplified(function.bound, function.starts))
+    parts = None if function.bound.has_windows else float8_lines(line)
+    if parts is None or any(function.buffers[each.operand].dtype not in HALVES for each in parts.rounded):
+        return None
+    launches: list[KernelLaunch] = []
+    for each, place in zip(parts.rounded, ("rows", "columns"), strict=True):
+        outputs = [function.output(r) for r in each.line.results]
+        made, _ = _staged(function, each.line, outputs, f"{function.name}_{place}")
+        function.buffers |= dict(zip((r.name for r in each.line.results), outputs, strict=True))
+        launches += made
+    roundings = len(launches)
+    outputs = [function.output(r) for r in parts.product.results]
+    made, finals = _staged(function, parts.product, outputs, function.name)
+    found = function.launcher([*launches, *made], finals)
+    return replace(found, work=found.work[roundings:], roundings=roundings)
+
+
 def _stages(function: _Function, line: Bound) -> Launcher:
     """Return the launcher of a line that is cut into stages, each computed by the generator of its form."""
-    bound, dtypes = function.bound, function.dtypes
     line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
     line = without_ones(simplified(line, function.starts))
+    launches, finals = _staged(function, line, [function.output(r) for r in line.results], function.name)
+    return function.launcher(launches, finals)
+
+
+def _staged(
+    function: _Function, line: Bound, outputs: Sequence[Buffer], name: str
+) -> tuple[list[KernelLaunch], list[Buffer]]:
+    """
+    Return the launches that compute the results of a simplified line, as stages, and the buffers with the results:
+    `outputs`. Names of kernels begin with `name`.
+    """
+    bound, dtypes = function.bound, function.dtypes
     _check_functions(bound.operator, (r.expr for r in line.results))
     results = Results(line, function.buffers, function.names, function.starts)
-    for result in line.results:
-        results.add(result, function.output(result))
+    for result, output in zip(line.results, outputs, strict=True):
+        results.add(result, output)
     one = len(results.parts) == 1
-    plain = one and not any(d in NOT_FLOATING for d in dtypes) and not bound.has_windows
+    plain = one and name == function.name and not any(d in NOT_FLOATING for d in dtypes) and not bound.has_windows
     family = _family(bound, dtypes) if plain else None
     stages: list[list[Stage]] = []
     for number, (result, output) in enumerate(results.parts):
-        kernel = f"{function.name}_kernel" if one else f"{function.name}_{number}_kernel"
+        kernel = f"{name}_kernel" if one else f"{name}_{number}_kernel"
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
         more = {"kernel": kernel, "buffers": read, "family": family, "operator": _words(bound)}
         stage = function.stage(line, result, output, **more)
         _add_stage(stages, stage)
-    return function.launcher([launch for stage, *more in stages for launch in _launches(stage, more)], results.finals)
+    return [launch for stage, *more in stages for launch in _launches(stage, more)], results.finals
 
 
 def _add_stage(kernels: list[list[Stage]], stage: Stage) -> None:

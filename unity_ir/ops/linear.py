@@ -36,6 +36,20 @@ MATMUL_NT = Operator(
 MATMUL_TN = Operator("matmul_tn(x, y)  out[k, n] = sum[m..](x[m.., k] * y[m.., n])")
 """The first operand transposed, all leading dims contracted: the gradient of a matmul's weight."""
 
+FLOAT8_MATMUL = Operator(
+    "float8_matmul(x, w)  out[m.., n] = sum[k](float8(x[m.., k]) * float8(w[k, n]))",
+    gradient=lambda of: (FLOAT8_MATMUL_NT.one(of.grad, of.operands[1]), MATMUL_TN.one(of.operands[0], of.grad)),
+)
+"""
+A matmul of operands in 8 bits (`forms.float8`), of which the gradient of the second is not: that sums over all samples,
+of which each would need a scale of its own. It is torchao's recipe `rowwise_with_gw_hp`.
+"""
+
+FLOAT8_MATMUL_NT = Operator(
+    "float8_matmul_nt(x, w)  out[m.., n] = sum[k](float8(x[m.., k]) * float8(w[n, k]))",
+    gradient=lambda of: (FLOAT8_MATMUL.one(of.grad, of.operands[1]), MATMUL_TN.one(of.grad, of.operands[0])),
+)
+
 BATCH_MATMUL = Operator(
     "batch_matmul(x, y)  out[b.., m, n] = sum[k](x[b.., m, k] * y[b.., k, n])",
     gradient=lambda of: (
@@ -54,4 +68,13 @@ BATCH_MATMUL_TN = Operator(
     gradient=lambda of: (BATCH_MATMUL_NT.one(of.operands[1], of.grad), BATCH_MATMUL.one(of.operands[0], of.grad)),
 )
 
-OPERATORS = (MATMUL, MATMUL_NT, MATMUL_TN, BATCH_MATMUL, BATCH_MATMUL_NT, BATCH_MATMUL_TN)
+OPERATORS = (
+    MATMUL,
+    MATMUL_NT,
+    MATMUL_TN,
+    FLOAT8_MATMUL,
+    FLOAT8_MATMUL_NT,
+    BATCH_MATMUL,
+    BATCH_MATMUL_NT,
+    BATCH_MATMUL_TN,
+)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.graph import Graph
-from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.mixed_precision import SMALLEST, mixed_precision
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,14 @@ class MixedPrecision(GraphPass):
     """The element type to compute in, and to read weights as: bf16 or f16."""
     reduce: str = "f32"
     """The element type in which gradients of weights are summed, f32 or `type`."""
+    products: str = ""
+    """`float8`: products of large weights read both operands in 8 bits, all but the last before the loss."""
+    smallest: int = SMALLEST
+    """The least rows and columns of the weights of those products."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
         Return the forward graph, computed in the pass's option `type` (bf16 by default). Weights are stored in f32, and
         their gradients are summed in the type of the option `reduce` (f32 by default). `machine` is not used.
         """
-        return mixed_precision(graph, self.type, self.reduce)
+        return mixed_precision(graph, self.type, self.reduce, self.products, self.smallest)

@@ -8,31 +8,48 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
 from unity_ir.pcg.types import HALVES, divided_type, tensor_type
 from unity_ir.tdl.counts import has_contractions
+from unity_ir.tdl.functions import ROUNDED
+
+SMALLEST = 2048
+"""
+Least rows and columns of a weight whose product is in 8 bits: with fewer, to round its operands takes as long as
+8 bits save (H100).
+"""
 
 
-def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
+def mixed_precision(
+    graph: Graph, dtype: str, reduce: str = "f32", products: str = "", smallest: int = SMALLEST
+) -> Graph:
     """
     Return a forward graph that computes in `dtype` (bf16 or f16), with weights, their gradients and the optimizer's
     state in f32, as FSDP's `MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)` does.
 
     A weight gets the type `dtype` and a master in f32, which is stored and updated: each piece is cast where it is
     stored, so that moves carry `dtype`. Its gradient is summed over operators and devices in `reduce`, f32 or `dtype`.
-    Kernels add up in f32. A frozen weight is stored in `dtype`, as no update needs more of it. These stay f32:
+    Kernels add up in f32. With `products` float8, those of a weight with at least `smallest` rows and columns,
+    multiples of 16, read both operands in 8 bits (`forms.float8`), all but the last before the loss. A frozen weight is
+    stored in `dtype`, as no update needs more of it. These stay f32:
 
     - inputs, which are cast where they are read;
     - operators whose results are outputs (the loss), and a loss in several operators from its `log_softmax` on, as in
       PyTorch's autocast;
     - operators that read only integers and constants, and weights that these read.
 
-    Raises `UnityError` for another `dtype` or `reduce`, for a whole training step, and if no input or weight is f32.
+    Raises `UnityError` for another `dtype`, `reduce` or `products`, for a whole training step, and if no input or
+    weight is f32.
     """
     if dtype not in HALVES:
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(HALVES)}")
     if reduce not in (dtype, "f32"):
         raise UnityError(f"mixed precision: gradients cannot be reduced in {reduce!a}; use f32 or {dtype}")
+    if products not in ("", ROUNDED):
+        raise UnityError(f"mixed precision: products cannot be computed in {products!a}; use {ROUNDED}")
+    if smallest < 1:
+        raise UnityError(f"mixed precision: smallest is {smallest}; it must be at least 1")
     if graph.updates:
         raise UnityError("mixed precision: the function is a whole training step; do it before pcg-differentiate")
     last = _losses(graph)
+    rounded = _products(graph, smallest) if products else set[Node]()
     if not any(_is_long(v) for n in graph.nodes() if n.is_leaf for v in n.results):
         raise UnityError("mixed precision: no input or weight is f32; there is nothing to cast")
     read_long = {v for n in last for v in (*n.operands, *n.results)}
@@ -52,6 +69,8 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
             operands = tuple(shortened(v) for v in operands)
             if node.op == "cast" and node.attribute("to") == "f32":
                 return apply(node.op, operands, {"to": dtype}, node.view).results
+            if node in rounded:
+                return apply(IN_FLOAT8[node.op], operands, {}, node.view).results
             return rebuild(node, operands, node.view).results
         results = rebuild(node, operands, node.view).results
         if node.op == "constant" or not node.is_leaf:
@@ -75,6 +94,28 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
         return short[value]
 
     return rewrite(graph, changed)
+
+
+IN_FLOAT8 = {"matmul": "float8_matmul", "matmul_nt": "float8_matmul_nt"}
+"""Products, and the same of operands in 8 bits."""
+
+
+def _products(graph: Graph, smallest: int) -> set[Node]:
+    """
+    Return the products with large weights, of at least `smallest` rows and columns, that another contraction follows.
+    """
+    users = graph.users()
+    leads: dict[Node, bool] = {}
+    found: set[Node] = set()
+    for node in reversed(graph.nodes()):
+        after = [user for v in node.results for user, _ in users.get(v, ())]
+        leads[node] = any(leads[user] or has_contractions(user.analysis.bound) for user in after)
+        if node.op not in IN_FLOAT8 or not leads[node] or dict(node.attributes).get("act", "identity") != "identity":
+            continue
+        weight = node.operands[1]
+        if weight.node.op == "weight" and all(size >= smallest and size % 16 == 0 for size in weight.shape):
+            found.add(node)
+    return found
 
 
 def _losses(graph: Graph) -> set[Node]:

@@ -27,14 +27,12 @@ from typing import Literal
 
 from unity_ir.errors import UnityError
 from unity_ir.tdl.divisibility import Halos
+from unity_ir.tdl.element_types import HALVES as HALVES
 from unity_ir.tdl.parallel import Degrees
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 ELEMENT_BYTES = {"f32": 4, "f64": 8, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "bool": 1}
 """Element types and their sizes."""
-
-HALVES = ("bf16", "f16")
-"""Floating point types of half the bits of single precision."""
 
 MAX_ELEMENTS = 2**62
 """Sizes beyond this cannot be addressed in bytes by 64-bit integers."""

@@ -5,14 +5,15 @@ shapes, which give each index variable its extent (number of positions).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from math import prod
 from typing import TypeAlias
 
-from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.element_types import HALVES
+from unity_ir.tdl.functions import FUNCTIONS, ROUNDED
 from unity_ir.tdl.gather import gather, scatter
 from unity_ir.tdl.inline import renamed
 from unity_ir.tdl.opaque import OPAQUE
@@ -131,6 +132,24 @@ def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
         t.each * prod(bound.extents[n] for n in t.over) // prod(whole[n] // bound.extents[n] for n in t.picked)
         for t in distinct.values()
     )
+
+
+def argument_in_float8(expr: Expr) -> Expr | None:
+    """Return the number that an expression is, if a product reads it in 8 bits where it has 16; None for others."""
+    return expr.args[0] if isinstance(expr, Call) and expr.function == ROUNDED else None
+
+
+def rounds(bound: Bound, dtypes: Sequence[str]) -> bool:
+    """
+    Return whether a line has a product that reads its operands in 8 bits, given the element types of all operands: if
+    any has 16 bits, the product's do.
+    """
+    return not {*dtypes}.isdisjoint(HALVES) and _rounds(tuple(r.expr for r in bound.results))
+
+
+@lru_cache(maxsize=4096)
+def _rounds(exprs: tuple[Expr, ...]) -> bool:
+    return any(argument_in_float8(expr) is not None or _rounds(tuple(children(expr))) for expr in exprs)
 
 
 def contraction_flops(bound: Bound) -> int:

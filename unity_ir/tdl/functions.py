@@ -83,6 +83,7 @@ def philox(seed: Array, position: Array) -> Array:
 
 FUNCTIONS: dict[str, ScalarFunction] = {
     "identity": ScalarFunction(1, _identity, 0),
+    "float8": ScalarFunction(1, _identity, 0),
     "relu": ScalarFunction(1, _relu, 1),
     "gelu": ScalarFunction(1, _gelu, 12),
     "exp": ScalarFunction(1, np.exp, 4),
@@ -111,6 +112,12 @@ FUNCTIONS: dict[str, ScalarFunction] = {
     "not": ScalarFunction(1, np.logical_not, 1),
     "where": ScalarFunction(3, _where, 1),
 }
+
+ROUNDED = "float8"
+"""
+The function of a number that a product reads in 8 bits if it has 16 (`forms.float8`), as casts round numbers to other
+types: it is the number itself. Only factors of products have it.
+"""
 
 CONDITIONS = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not")
 """Functions that are true or false."""

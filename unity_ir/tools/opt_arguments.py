@@ -63,7 +63,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--mixed-precision",
             metavar="TYPE",
             help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32. "
-            "Gradients are summed in f32, or as --mixed-precision=bf16,reduce=bf16 says",
+            "Gradients are summed in f32, or as --mixed-precision=bf16,reduce=bf16 says. With products=float8, "
+            "products of weights with at least 2048 rows and columns (or smallest=N) are of 8 bits",
         ),
         parser.add_argument(
             "--search",

@@ -55,6 +55,8 @@ from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.run import run
 from unity_ir.search.strategy import all_strategies
+from unity_ir.tdl.counts import rounds
+from unity_ir.tdl.functions import ROUNDED
 from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.version import __version__
 
@@ -63,7 +65,8 @@ RING = "ring"
 PLANS = ("data-parallel", "expert", "joint", RING)
 MIXED = "mixed"
 """Among element types: float32 weights and gradients, read and computed in bf16."""
-TYPES = ("f32", "bf16", MIXED)
+TYPES = ("f32", "bf16", ROUNDED, MIXED)
+"""`float8` is mixed precision in which products of large weights read their operands in 8 bits."""
 MACHINES = ("dgx-h100", "dgx-h100:8")
 """The second machine is for mixtures of experts: their weights and optimizer states in float32 exceed 8 H100s."""
 
@@ -130,8 +133,9 @@ def compile_requests(
     Plan and emit a program for each model, plan and element type; return the distinct kernels of all programs, to be
     compiled.
 
-    Models and machines are given by name, `plans` are names of search strategies, or `ring`, `types` element types or
-    `mixed` (mixed precision); `convolution` is the implementation of convolutions, `triton` or `torch`. Each plan is
+    Models and machines are given by name, `plans` are names of search strategies, or `ring`, `types` element types, or
+    `mixed` (mixed precision) or `float8` (mixed precision with products in 8 bits); `convolution` is the implementation
+    of convolutions, `triton` or `torch`. Each plan is
     made on the first of `machines` where it fits; programs that cannot be made are listed in the result. Programs of
     the last of `types` train with Adam, the others with SGD. `processes` is the number of processes that work on
     different models in parallel. Raises `UnityError` if one of them is killed.
@@ -156,18 +160,24 @@ def _ask(
 ) -> CompileRequests:
     asked, loaded = CompileRequests(), [load(name) for name in machines]
     graph = from_text(model)
-    plans_made: dict[tuple[str, bool], tuple[Graph, Machine] | None] = {}
+    plans_made: dict[tuple[str, str], tuple[Graph, Machine] | None] = {}
     has_attention = any(node.op.startswith("attention") for node in graph.nodes())
     for plan, dtype in product([p for p in plans if p != RING or has_attention], types):
-        key = plan, dtype == MIXED
+        precision = dtype if dtype in (MIXED, ROUNDED) else ""
+        key = plan, precision
         if key not in plans_made:
-            given = mixed_precision(graph, "bf16") if dtype == MIXED else graph
-            plans_made[key] = _planned(asked, given, f"{model}, {plan}{', mixed' * (dtype == MIXED)}", plan, loaded)
+            products = ROUNDED if dtype == ROUNDED else ""
+            given = mixed_precision(graph, "bf16", products=products) if precision else graph
+            # Where no weight is large, it is the same program.
+            if products and not any(rounds(n.analysis.bound, ("bf16",)) for n in given.nodes() if n.is_compute):
+                continue
+            name = f"{model}, {plan}{f', {precision}' if precision else ''}"
+            plans_made[key] = _planned(asked, given, name, plan, loaded)
         if (planned := plans_made[key]) is None:
             continue
         placed, on = planned
         what = f"{model}, {plan}, {dtype}"
-        typed = placed if dtype == MIXED else with_dtype(placed, dtype)
+        typed = placed if precision else with_dtype(placed, dtype)
         optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
         try:
             step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
@@ -382,7 +392,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--plans", default=",".join(PLANS), help="strategies, or ring (default: %(default)s)")
     parser.add_argument(
-        "--types", default=",".join(TYPES), help="element types, or mixed: f32 read as bf16 (default: %(default)s)"
+        "--types",
+        default=",".join(TYPES),
+        help="element types, mixed: f32 read as bf16, or float8: so with products in 8 bits (default: %(default)s)",
     )
     parser.add_argument("--targets", default=",".join(SHARED_LIMITS), help="GPUs (default: %(default)s)")
     parser.add_argument("--convolution", default="triton", help="kernels of convolutions, or torch (default: triton)")
@@ -403,7 +415,7 @@ def check(options: Namespace) -> int:
     wrong options.
     """
     targets = _list(list(SHARED_LIMITS), "target", options.targets)
-    types = _list(("f32", "bf16", "f16", MIXED), "element type", options.types)
+    types = _list(("f32", "bf16", "f16", ROUNDED, MIXED), "element type", options.types)
     plans = _list((*all_strategies(), RING), "plan", options.plans)
     _list(IMPLEMENTATIONS, "implementation", options.convolution)
     if options.jobs < 1 or not options.seconds >= 0:

@@ -129,3 +129,28 @@ def test_products_that_add_up_gradients_write_them_wider_and_read_the_sum(rows: 
     assert longer.tolist() == pytest.approx((stored - alone).tolist())
     assert reading.tolist() == pytest.approx((added - stored).tolist())
     assert np.all(reading > 0) if rows == 8 else not np.any(reading)
+
+
+@pytest.mark.parametrize("name", ["float8_matmul", "float8_matmul_nt"])
+def test_products_in_8_bits(name: str) -> None:
+    """They take what 8 bits take, after kernels that round their operands, and as long in either way of counting."""
+    device = Device("d", {"f32": 1e12, "bf16": 4e12, "f8e4m3": 8e12}, 1e11, 10**9, 1e-6)
+    x, w = (64, 512), (256, 512) if name.endswith("_nt") else (512, 256)
+    node = apply(name, [leaf("input", tensor_type(shape, "bf16"), name=n).result for n, shape in (("x", x), ("w", w))])
+    variables = node.analysis.splittable
+    ways = np.array([(1,) * len(variables), (2,) * len(variables)], dtype=np.int64)
+    same = np.array([[0, 1]] * len(ways))
+    found, alone = seconds(node, (True, True), variables, ways, same, device)
+    for row, way in enumerate(ways.tolist()):
+        degrees = tuple((v, d) for v, d in zip(variables, way, strict=True) if d > 1)
+        done = work(name, tuple((shape, "bf16") for shape in (x, w)), (), degrees, (True, True), (0, 1))
+        (product,) = done.forward
+        assert product.dtype == "f8e4m3"
+        assert [each.dtype for each in done.backward].count("bf16") == 1
+        elements = (64 * 512 + 512 * 256) // (1 if row == 0 else 4)
+        assert product.rounded == 3 * elements
+        assert alone[row] == pytest.approx(done.forward_time(device))
+        assert found[row] == pytest.approx(done.forward_time(device) + done.backward_time(device))
+        moved = (elements + 2 * 64 * 256 // (1 if row == 0 else 4)) / 1e11 / 0.7
+        arithmetic = product.flops / 8e12 / 0.7
+        assert alone[row] == pytest.approx(3e-6 + max(moved, arithmetic) + product.rounded / 1e11 / 0.7)

@@ -320,6 +320,30 @@ def epilogues(dtype: str) -> Graph:
 
 
 @pytest.mark.slow
+def test_float8_products() -> None:
+    """Rounded operands are multiplied by wgmma, 128 of K in about the instructions of 64; only from sm_89 on."""
+    p, q = "sum[k](float8(x[m, k]) * float8(w[k, n]))", "sum[k](float8(x[m, k]) * float8(w[n, k]))"
+    lines: list[tuple[str, tuple[tuple[int, ...], ...]]] = [
+        (f"f(x, w)  out[m, n] = {p}", ((8192, 4096), (4096, 14336))),
+        (f"f(x, w, r)  out[m, n] = {p} + r[m, n]", ((16384, 2048), (2048, 2048), (16384, 2048))),
+        (f"f(x, w, b)  out[m, n] = gelu({q} + b[n])", ((4096, 14336), (4096, 14336), (4096,))),
+        (f"f(x, w)  out[m, n] = {p}", ((256, 512), (512, 384))),
+    ]
+    made_ = [launcher(bind(parse_line(line), shapes, {}), ["bf16"] * len(shapes)) for line, shapes in lines]
+    jobs = [Job(one.kernels[c.kernel], c) for one in made_ for c in one.compiled]
+    products = [job for job in jobs if "mma" in job.compiled.expects]
+    assert products
+    assert not any(job.compiled.is_for(target) for job in products for target in ("cuda:80", "hip:gfx942"))
+    jobs = of_target(jobs, "cuda:90")
+    for job, outcome in zip(jobs, compile_each(jobs, "cuda:90"), strict=True):
+        assert violations(job, outcome, "cuda:90") == [], (job.compiled, outcome)
+        assert isinstance(outcome, Resources)
+        if "X_COLUMNS" in job.compiled.constants:
+            assert outcome.loop is not None
+            assert (outcome.loop.matrix, job.compiled.constants["BLOCK_K"]) == ("QGMMA", 128)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("target", sample(list(SHARED_LIMITS), 3, 1))
 def test_groups_of_operators(target: str) -> None:
     """Products with all that follows them, on tiles of every size, and rows with what is before and after them."""

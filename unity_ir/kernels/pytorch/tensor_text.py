@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unity_ir.kernels.text import Text
+from unity_ir.tdl.element_types import FLOAT8
 
 TORCH_DTYPES: Mapping[str, str] = {
     "f64": "torch.float64",
     "f32": "torch.float32",
     "f16": "torch.float16",
     "bf16": "torch.bfloat16",
+    FLOAT8: "torch.float8_e4m3fn",
     "i64": "torch.int64",
     "i32": "torch.int32",
     "bool": "torch.bool",

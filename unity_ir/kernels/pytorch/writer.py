@@ -12,6 +12,7 @@ from typing import cast
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names, operand_shapes
+from unity_ir.forms.float8 import without_rounding
 from unity_ir.forms.rewrite import simplified
 from unity_ir.kernels.pytorch.tensor_text import TensorText
 from unity_ir.kernels.text import ATOM, Text
@@ -50,7 +51,7 @@ class TorchWriter(ABC):
     """
 
     def __init__(self, bound: Bound, names: Sequence[str], starts: Mapping[str, str]):
-        self.bound = simplified(bound, starts)
+        self.bound = simplified(without_rounding(bound), starts)
         self.extents = dict(bound.extents)
         self.names = {p.name: n for p, n in zip(bound.operands, names, strict=True)}
         self.kinds = {p.name: p.kind for p in bound.operands}

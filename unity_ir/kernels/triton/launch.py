@@ -17,12 +17,13 @@ from unity_ir.forms.addresses import Names
 from unity_ir.forms.classify import Form, form_of
 from unity_ir.forms.contraction import Contraction
 from unity_ir.kernels.triton.expression import KernelWriter
+from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, PaddedVar, Result, accesses, children
 
 Scalar = int | float | str
 
 POINTERS: Mapping[str, str] = MappingProxyType(
-    {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16", "i64": "*i64", "i32": "*i32", "bool": "*i1"}
+    {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16", FLOAT8: "*fp8e4nv", "i64": "*i64", "i32": "*i32", "bool": "*i1"}
 )
 """Triton's name of a pointer to each element type that kernels take."""
 
@@ -67,9 +68,12 @@ class Compiled:
         """
         Return whether launchers run this specialisation on GPUs of `target`, such as `cuda:80`, `cuda:90` or
         `hip:gfx942`, so that `unity-aot` compiles it for them. True for every target if `descriptors` is None; else the
-        specialisation is only for GPUs that copy tiles by descriptors (TMA), or only for the others.
+        specialisation is only for GPUs that copy tiles by descriptors (TMA), or only for the others. One with elements
+        of 8 bits is for NVIDIA's from sm_89 on.
         """
         backend, _, arch = target.partition(":")
+        if POINTERS[FLOAT8] in self.signature.values() and (backend != "cuda" or int(arch) < 89):
+            return False
         return self.descriptors in (None, backend == "cuda" and 90 <= int(arch) < 120)
 
     def on(self, backend: str) -> Compiled:
@@ -144,7 +148,12 @@ class Launcher:
     compiled: tuple[Compiled, ...]
     """The specialisation of each launch, for ahead-of-time compilation."""
     work: tuple[LaunchWork, ...] = ()
-    """The work of each launch, in order; () for functions in PyTorch, and for optimizers."""
+    """
+    The work of each launch, in order, but for those that round operands; () for functions in PyTorch, and for
+    optimizers.
+    """
+    roundings: int = 0
+    """Launches that round operands to 8 bits for the one after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,11 +354,14 @@ class Stage:
     def product(self) -> Contraction | None:
         """
         The matrix product that the result is a function of; None if there is none, or the buffers read differ in
-        element type or hold no floats.
+        element type or hold no floats. Beside factors in 8 bits there may be others.
         """
+        if not isinstance(self.form, Contraction):
+            return None
         dtypes = {b.dtype for b in self.buffers.values()}
-        one = len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}
-        return self.form if isinstance(self.form, Contraction) and one else None
+        if all(self.buffers[n].dtype == FLOAT8 for n in (self.form.x, self.form.w)):
+            return self.form
+        return self.form if len(dtypes) == 1 and not dtypes & {*NOT_FLOATING} else None
 
     @property
     def expr(self) -> Expr:

@@ -13,6 +13,7 @@ from unity_ir.forms.addresses import Names, power_of_two
 from unity_ir.forms.contraction import Contraction
 from unity_ir.kernels.triton.epilogue import ADDED, BLOCK, Epilogue
 from unity_ir.kernels.triton.launch import Argument, KernelLaunch, Stage
+from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.syntax import Call
 
@@ -185,7 +186,9 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     sizes = of.sizes
     # Copies to shared memory are asynchronous if they are of 16 bytes, or of one float32.
     strides = [*of.x_strides.values(), *of.w_strides.values()]
-    half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
+    # Tiles of 8-bit elements have twice as many summed ones, which are as many bytes.
+    packed = 2 if x.dtype == FLOAT8 else 1
+    half = x.dtype != "f32" and all(s % (8 * packed) == 0 or s == 1 for s in strides)
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     exact = x.dtype == "f32"
     wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
@@ -197,6 +200,7 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     if "pipelined" not in wanted:
         # Elements on their way to shared memory then go through registers.
         tile = replace(tile, k=min(tile.k, 32), speed=0.3)
+    tile = tile.of_bytes(packed, sizes)
     full = sizes["m"] >= tile.m and sizes["n"] >= tile.n and sizes["k"] % tile.k == 0
     integers = {
         "M": sizes["m"],
@@ -233,6 +237,9 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         return name, text.format(name=name, **fields)
 
     copied = descriptor_tile(sizes, tile, epilogue.work) if takes_descriptors(of, x.dtype) else None
+    largest = LARGEST.of_bytes(packed, sizes)
+    if copied is not None:
+        copied = copied.of_bytes(packed, sizes)
     # Operands of a batch may be where no descriptor reaches them.
     short = ("short",) if not exact and is_large(sizes) and (copied or not batched) else ()
     if stage.total and any(each.overlaps(sizes) for each in ((tile,) if full else ()) + ((copied,) if copied else ())):
@@ -249,14 +256,14 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         (*wanted, *short),
         "product",
         options_name=f"{'FULL_' * full}TILE_{tile.name}{'_WIDE' * stage.wide}",
-        seconds=0.0 if exact else seconds(tile, sizes),
+        seconds=0.0 if exact else seconds(tile, sizes) / packed,
         tiles=max(tile.count(sizes) * sizes["b"], sizes["m"] * sizes["n"] * sizes["b"] // 64**2),
     )
     if copied is None:
         return launch
     columns = {"X_COLUMNS": of.x_strides["m"] == 1, "W_COLUMNS": of.w_strides["k"] == 1}
     # Results pass through shared memory on their way out.
-    is_wide = copied == LARGEST and any(each.output.dtype == "f32" for each in (stage, *more))
+    is_wide = copied == largest and any(each.output.dtype == "f32" for each in (stage, *more))
     stages = copied.stages - is_wide
     letters = "".join("T" if turned else "N" for turned in columns.values())
     aligned = Epilogue(of, (stage, *more), Names(_TAKEN), beyond=True)
@@ -269,7 +276,7 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     kernel, text = named(_LARGE_TEXT, fields, f"large_{'batched_' * batched}", None if aligned.roomy else form)
     programs = min(max(SMS // sizes["b"], 1), copied.count(sizes))
     # The loop over several tiles is longer; without it some results of the largest would not fit registers.
-    several = copied == LARGEST or programs < copied.count(sizes)
+    several = copied == largest or programs < copied.count(sizes)
     given = {**columns, "SEVERAL": several, "WIDE": stage.wide}
     which = f"{'SEVERAL_' * several}{copied.name}_{letters}_{stages}{'_WIDE' * stage.wide}"
     return replace(
@@ -281,7 +288,7 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         num_stages=stages,
         expects=("mma", "pipelined", *short),
         # Only the largest tile was measured, so other choices are made as if there were no descriptors.
-        seconds=seconds(copied, sizes) if copied == LARGEST else launch.seconds,
+        seconds=seconds(copied, sizes) / packed if copied == largest else launch.seconds,
         options_name=f"LARGE_TILE_{which}",
         otherwise=launch,
     )
@@ -341,6 +348,10 @@ class Tile:
         summed elements; the number of warps follows if it is not 8.
         """
         return f"{self.m}_{self.n}_{self.k}{'' if self.warps == 8 else f'_{self.warps}'}"
+
+    def of_bytes(self, packed: int, sizes: Mapping[str, int]) -> Tile:
+        """Return the tile with `packed` times as many summed elements if these divide those of a product of `sizes`."""
+        return replace(self, k=self.k * packed) if sizes["k"] % (self.k * packed) == 0 else self
 
     def count(self, sizes: Mapping[str, int]) -> int:
         """Return the number of tiles that cover one product of these `sizes`, by "m" and "n"."""
@@ -410,12 +421,14 @@ def is_large(sizes: Mapping[str, int]) -> bool:
 def takes_descriptors(of: Contraction, dtype: str) -> bool:
     """
     Return whether tiles of both operands of the product `of`, of element type `dtype`, can be copied by descriptors
-    (TMA): matrices of 16-bit elements whose rows (or columns) are consecutive and start at multiples of 16 bytes.
+    (TMA): matrices of elements of 16 or 8 bits whose rows (or columns) are consecutive and start at multiples of 16
+    bytes.
     """
-    if dtype == "f32" or any(own.get("b", 0) % 8 for own in (of.x_strides, of.w_strides)):
+    unit = 16 if dtype == FLOAT8 else 8
+    if dtype == "f32" or any(own.get("b", 0) % unit for own in (of.x_strides, of.w_strides)):
         return False
     return all(
-        1 in (far, near) and max(far, near) % 8 == 0
+        1 in (far, near) and max(far, near) % unit == 0
         for far, near in ((of.x_strides["m"], of.x_strides["k"]), (of.w_strides["k"], of.w_strides["n"]))
     )
 

@@ -15,6 +15,7 @@ from unity_ir.forms.window_writes import writes_windows
 from unity_ir.kernels.triton.launch import Buffer
 from unity_ir.kernels.triton.tiling import is_split
 from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Cases, Const, Expr, Reduce, Result, Var, accesses
 
@@ -101,7 +102,8 @@ class Results:
         if factors is None or any(self.buffers[a.tensor].dtype in NOT_FLOATING for a in accesses(result.expr)):
             return False
         read = {f.tensor for f in factors if isinstance(f, Access)}
-        read |= {a.tensor for a in accesses(with_factors(result, [Const(0.0), Const(0.0)]).expr)}
+        if {self.buffers[tensor].dtype for tensor in read} != {FLOAT8}:
+            read |= {a.tensor for a in accesses(with_factors(result, [Const(0.0), Const(0.0)]).expr)}
         if len({self.buffers[tensor].dtype for tensor in read}) > 1:
             return False
         stand_ins = [f if isinstance(f, Access) else Access("", self._indices(f)) for f in factors]

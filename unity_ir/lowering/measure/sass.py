@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MATRIX = ("HGMMA", "HMMA")
-"""Instructions of matrix units: of a group of four warps (`wgmma`), and of a warp (`mma.sync`)."""
+MATRIX = ("HGMMA", "QGMMA", "HMMA")
+"""Instructions of matrix units: of a group of four warps (`wgmma`), of 16 or 8 bits, and of a warp (`mma.sync`)."""
 SELECTS = ("SEL", "FSEL")
 COMPARES = ("ISETP", "FSETP")
 

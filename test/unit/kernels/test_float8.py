@@ -1,0 +1,108 @@
+"""Products of operands in 8 bits: each row has a scale of its own, and the rest is a product as any other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_runner import Runner
+
+from unity_ir.forms.float8 import LARGEST, TINY
+from unity_ir.kernels.launchers import Launcher, can_add, launcher
+from unity_ir.ops import operator
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.parse import parse_line
+
+PRODUCTS = ("float8_matmul", "float8_matmul_nt")
+
+
+def made(name: str, x: torch.Tensor, w: torch.Tensor, impl: str = "triton", dtype: str = "bf16") -> Launcher:
+    bound = operator(name).bind((tuple(x.shape), tuple(w.shape)), ()).bound
+    return launcher(bound, [dtype] * 2, impl)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """The rows of a matrix as float8 has them, as float32."""
+    scale = x.float().abs().amax(-1, keepdim=True).clamp(min=TINY) / LARGEST
+    return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def expected(name: str, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return rounded(x) @ rounded(w if name.endswith("_nt") else w.T).T
+
+
+def operands(name: str, lead: tuple[int, ...], k: int, n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands whose rows differ in size by a million, so that one scale would not do for two of them."""
+    of = torch.Generator().manual_seed(seed)
+
+    def rows(*shape: int) -> torch.Tensor:
+        sizes = 10.0 ** torch.randint(-3, 4, (*shape[:-1], 1), generator=of)
+        return (torch.randn(shape, generator=of) * sizes).to(torch.bfloat16)
+
+    w = rows(n, k)
+    return rows(*lead, k), w if name.endswith("_nt") else w.T.contiguous()
+
+
+def distance(name: str, found: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> float:
+    """The largest distance of an element from the rounded one, in parts of its row's and column's norms."""
+    columns = (w if name.endswith("_nt") else w.T).float().norm(dim=-1)
+    norms = x.float().norm(dim=-1, keepdim=True) * columns
+    return float(((found.float() - expected(name, x, w)).abs() / norms).max())
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_pytorch_rounds_rows(name: str, runner: Runner, data: st.DataObject) -> None:
+    lead = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=2)))
+    k, n = data.draw(st.sampled_from([16, 32, 48])), data.draw(st.sampled_from([16, 32, 80]))
+    x, w = operands(name, (*lead, 16), k, n, data.draw(st.integers(0, 99)))
+    (found,) = runner.run(made(name, x, w, "torch"), [x, w])
+    torch.testing.assert_close(found.float(), expected(name, x, w), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("shape", [((2, 16), 64, 48), ((40,), 96, 32), ((5,), 24, 40)])
+def test_kernels_round_rows(name: str, shape: tuple[tuple[int, ...], int, int], runner: Runner) -> None:
+    """The interpreter makes 384 of the largest number, 448, so results are further off than a GPU's."""
+    x, w = operands(name, *shape)
+    one = made(name, x, w)
+    assert [each.kind for each in one.work] == ["product"]
+    assert one.roundings == 2
+    (found,) = runner.run(one, [x, w])
+    assert distance(name, found, x, w) < 0.1
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_rows_of_zeros_are_zeros(impl: str, runner: Runner) -> None:
+    x, w = torch.zeros(32, 64, dtype=torch.bfloat16), torch.ones(64, 32, dtype=torch.bfloat16)
+    (found,) = runner.run(made("float8_matmul", x, w, impl), [x, w])
+    assert torch.equal(found, torch.zeros_like(found))
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_longer_types_are_not_rounded(impl: str, runner: Runner) -> None:
+    x, w = (each.float() for each in operands("float8_matmul", (32,), 64, 32))
+    one = made("float8_matmul", x, w, impl, "f32")
+    assert one.roundings == 0
+    (found,) = runner.run(one, [x, w])
+    torch.testing.assert_close(found, x @ w, rtol=1e-4, atol=1e-3)
+
+
+def test_what_follows_is_in_the_products_kernel(runner: Runner) -> None:
+    """With a residual in the kernel, and a bias; nothing can be added to a running total, since it launches thrice."""
+    line = "f(x, w, b, r)  out[m, n] = relu(sum[k](float8(x[m, k]) * float8(w[k, n])) + b[n]) + r[m, n]"
+    x, w = operands("float8_matmul", (32,), 64, 48)
+    b, r = torch.randn(48).to(torch.bfloat16), torch.randn(32, 48).to(torch.bfloat16)
+    given_: list[Any] = [x, w, b, r]
+    bound = bind(parse_line(line), tuple(tuple(each.shape) for each in given_), {})
+    one = launcher(bound, ["bf16"] * 4)
+    assert [each.kind for each in one.work] == ["product"]
+    assert not can_add(bound, ["bf16"] * 4, "triton")
+    (found,) = runner.run(one, given_)
+    wanted = torch.relu(expected("float8_matmul", x, w) + b.float()) + r.float()
+    norms = x.float().norm(dim=1, keepdim=True) * w.float().norm(dim=0)
+    assert float(((found.float() - wanted).abs() / norms.clamp(min=1)).max()) < 0.1
