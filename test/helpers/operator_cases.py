@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -82,10 +82,10 @@ def with_numbers(draw: st.DrawFn, count: int, **ranges: tuple[float, float]) -> 
 
 
 @st.composite
-def matmul(draw: st.DrawFn, transposed: bool, has_act: bool = False) -> Case:
+def matmul(draw: st.DrawFn, transposed: bool, **choices: Sequence[AttrValue]) -> Case:
     lead, k, n = draw(st.lists(SIZES, max_size=2)), draw(SIZES), draw(SIZES)
-    act: dict[str, AttrValue] = {"act": draw(st.sampled_from(["identity", "relu", "gelu"]))} if has_act else {}
-    return Case(((*lead, k), (n, k) if transposed else (k, n)), act)
+    given = {name: draw(st.sampled_from(values)) for name, values in choices.items()}
+    return Case(((*lead, k), (n, k) if transposed else (k, n)), given)
 
 
 @st.composite
@@ -639,9 +639,10 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "log": positive(same(1)),
     "log_softmax": rows("x"),
     "log_softmax_grad": rows("xx"),
-    "float8_matmul": matmul(False),
-    "float8_matmul_nt": matmul(True),
-    "matmul": matmul(False, has_act=True),
+    "float8_matmul": matmul(False, all=[0, 1]),
+    "float8_matmul_nt": matmul(True, all=[0, 1]),
+    "float8_matmul_tn": matmul_tn(),
+    "matmul": matmul(False, act=["identity", "relu", "gelu"]),
     "matmul_nt": matmul(True),
     "matmul_tn": matmul_tn(),
     "merge_heads": merge_heads(),

@@ -36,19 +36,34 @@ MATMUL_NT = Operator(
 MATMUL_TN = Operator("matmul_tn(x, y)  out[k, n] = sum[m..](x[m.., k] * y[m.., n])")
 """The first operand transposed, all leading dims contracted: the gradient of a matmul's weight."""
 
+
+def _float8_gradient(of: Application) -> Sequence[Tensor | None]:
+    x, w = of.operands
+    product = FLOAT8_MATMUL_TN if of.attributes["all"] else MATMUL_TN
+    return FLOAT8_MATMUL_NT.one(of.grad, w, all=of.attributes["all"]), product.one(x, of.grad)
+
+
+def _float8_nt_gradient(of: Application) -> Sequence[Tensor | None]:
+    x, w = of.operands
+    product = FLOAT8_MATMUL_TN if of.attributes["all"] else MATMUL_TN
+    return FLOAT8_MATMUL.one(of.grad, w, all=of.attributes["all"]), product.one(of.grad, x)
+
+
 FLOAT8_MATMUL = Operator(
-    "float8_matmul(x, w)  out[m.., n] = sum[k](float8(x[m.., k]) * float8(w[k, n]))",
-    gradient=lambda of: (FLOAT8_MATMUL_NT.one(of.grad, of.operands[1]), MATMUL_TN.one(of.operands[0], of.grad)),
+    "float8_matmul(x, w; all: int = 0)  out[m.., n] = sum[k](float8(x[m.., k]) * float8(w[k, n]))",
+    gradient=_float8_gradient,
 )
 """
-A matmul of operands in 8 bits (`forms.float8`), of which the gradient of the second is not: that sums over all samples,
-of which each would need a scale of its own. It is torchao's recipe `rowwise_with_gw_hp`.
+A matmul of operands in 8 bits (`forms.float8`). The gradient of the second operand, a product over all samples, is in 8
+bits if `all` is 1 (torchao's recipe `rowwise`), else not (`rowwise_with_gw_hp`).
 """
 
 FLOAT8_MATMUL_NT = Operator(
-    "float8_matmul_nt(x, w)  out[m.., n] = sum[k](float8(x[m.., k]) * float8(w[n, k]))",
-    gradient=lambda of: (FLOAT8_MATMUL.one(of.grad, of.operands[1]), MATMUL_TN.one(of.grad, of.operands[0])),
+    "float8_matmul_nt(x, w; all: int = 0)  out[m.., n] = sum[k](float8(x[m.., k]) * float8(w[n, k]))",
+    gradient=_float8_nt_gradient,
 )
+
+FLOAT8_MATMUL_TN = Operator("float8_matmul_tn(x, y)  out[k, n] = sum[m..](float8(x[m.., k]) * float8(y[m.., n]))")
 
 BATCH_MATMUL = Operator(
     "batch_matmul(x, y)  out[b.., m, n] = sum[k](x[b.., m, k] * y[b.., k, n])",
@@ -69,12 +84,6 @@ BATCH_MATMUL_TN = Operator(
 )
 
 OPERATORS = (
-    MATMUL,
-    MATMUL_NT,
-    MATMUL_TN,
-    FLOAT8_MATMUL,
-    FLOAT8_MATMUL_NT,
-    BATCH_MATMUL,
-    BATCH_MATMUL_NT,
-    BATCH_MATMUL_TN,
+    *(MATMUL, MATMUL_NT, MATMUL_TN, FLOAT8_MATMUL, FLOAT8_MATMUL_NT, FLOAT8_MATMUL_TN),
+    *(BATCH_MATMUL, BATCH_MATMUL_NT, BATCH_MATMUL_TN),
 )

@@ -25,7 +25,10 @@ class MixedPrecision(GraphPass):
     reduce: str = "f32"
     """The element type in which gradients of weights are summed, f32 or `type`."""
     products: str = ""
-    """`float8`: products of large weights read both operands in 8 bits, all but the last before the loss."""
+    """
+    `float8`: products of large weights read both operands in 8 bits, all but the last before the loss and those for
+    gradients of weights; `float8-all`: these, too.
+    """
     smallest: int = SMALLEST
     """The least rows and columns of the weights of those products."""
 

@@ -10,6 +10,9 @@ from unity_ir.pcg.types import HALVES, divided_type, tensor_type
 from unity_ir.tdl.counts import has_contractions
 from unity_ir.tdl.functions import ROUNDED
 
+ALL = f"{ROUNDED}-all"
+ROUNDINGS = (ROUNDED, ALL)
+"""Products in 8 bits: forward and for gradients of activations, or for those of weights, too."""
 SMALLEST = 2048
 """
 Least rows and columns of a weight whose product is in 8 bits: with fewer, to round its operands takes as long as
@@ -27,8 +30,9 @@ def mixed_precision(
     A weight gets the type `dtype` and a master in f32, which is stored and updated: each piece is cast where it is
     stored, so that moves carry `dtype`. Its gradient is summed over operators and devices in `reduce`, f32 or `dtype`.
     Kernels add up in f32. With `products` float8, those of a weight with at least `smallest` rows and columns,
-    multiples of 16, read both operands in 8 bits (`forms.float8`), all but the last before the loss. A frozen weight is
-    stored in `dtype`, as no update needs more of it. These stay f32:
+    multiples of 16, read both operands in 8 bits (`forms.float8`), all but the last before the loss; with float8-all
+    those for the weights' gradients, too. A frozen weight is stored in `dtype`, as no update needs more of it. These
+    stay f32:
 
     - inputs, which are cast where they are read;
     - operators whose results are outputs (the loss), and a loss in several operators from its `log_softmax` on, as in
@@ -42,8 +46,8 @@ def mixed_precision(
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(HALVES)}")
     if reduce not in (dtype, "f32"):
         raise UnityError(f"mixed precision: gradients cannot be reduced in {reduce!a}; use f32 or {dtype}")
-    if products not in ("", ROUNDED):
-        raise UnityError(f"mixed precision: products cannot be computed in {products!a}; use {ROUNDED}")
+    if products not in ("", *ROUNDINGS):
+        raise UnityError(f"mixed precision: products cannot be {products!a}; use {' or '.join(ROUNDINGS)}")
     if smallest < 1:
         raise UnityError(f"mixed precision: smallest is {smallest}; it must be at least 1")
     if graph.updates:
@@ -70,7 +74,7 @@ def mixed_precision(
             if node.op == "cast" and node.attribute("to") == "f32":
                 return apply(node.op, operands, {"to": dtype}, node.view).results
             if node in rounded:
-                return apply(IN_FLOAT8[node.op], operands, {}, node.view).results
+                return apply(IN_FLOAT8[node.op], operands, {"all": int(products == ALL)}, node.view).results
             return rebuild(node, operands, node.view).results
         results = rebuild(node, operands, node.view).results
         if node.op == "constant" or not node.is_leaf:

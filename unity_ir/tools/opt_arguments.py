@@ -64,7 +64,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             metavar="TYPE",
             help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32. "
             "Gradients are summed in f32, or as --mixed-precision=bf16,reduce=bf16 says. With products=float8, "
-            "products of weights with at least 2048 rows and columns (or smallest=N) are of 8 bits",
+            "those of weights with at least 2048 rows and columns (or smallest=N) are of 8 bits, but for gradients of "
+            "weights; with products=float8-all these, too",
         ),
         parser.add_argument(
             "--search",
