@@ -21,10 +21,13 @@ from typing import Any
 
 from published_rows import ROWS
 
+from unity_ir.cost.time import rounding_bytes, rounding_seconds
 from unity_ir.forms.contraction import contraction
 from unity_ir.machine.device import Device
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.program import Compute, Program, global_line, piece_of_line
+from unity_ir.tdl.counts import rounds
+from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.syntax import Bound
 
 TILES = {
@@ -65,7 +68,12 @@ class Product:
     @property
     def elements(self) -> int:
         """The elements of operands and results."""
-        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return self.batch * (self.m * self.k + self.k * self.n) + self.results
+
+    @property
+    def results(self) -> int:
+        """The elements of results."""
+        return self.batch * self.m * self.n
 
 
 @cache
@@ -98,7 +106,11 @@ def library_seconds(program: Program, compute: Compute, device: Device, known: L
         is_plain = attributes["stride"] == attributes["dilation"] == (1, 1)
         return convolution_seconds(compute.operator, line.extents, is_plain, dtype, device, known)
     found = product_of(line)
-    return None if found is None else product_seconds(found, dtype, device, known, known.product[dtype])
+    if found is None or not rounds(line, [dtype]):
+        return None if found is None else product_seconds(found, dtype, device, known, known.product[dtype])
+    # Scales of rows are found, and rows rounded, in one kernel, which the compiler makes.
+    rounding = rounding_seconds(rounding_bytes(ELEMENT_BYTES[dtype] * (found.elements - found.results))[0], device)
+    return rounding + product_seconds(found, FLOAT8, device, known, known.product[FLOAT8])
 
 
 def product_of(line: Bound) -> Product | None:
@@ -156,11 +168,11 @@ def convolution_seconds(
 
 def product_seconds(of: Product, dtype: str, device: Device, known: Library, part: float) -> float:
     """Return the seconds of a batch of products whose whole tiles reach a part of the device's peak."""
-    size = ELEMENT_BYTES[dtype]
+    size = 1 if dtype == FLOAT8 else ELEMENT_BYTES[dtype]
     bandwidth = device.memory_bandwidth * device.efficiency
     most = device.peak(dtype) * part * throttled(device)
     seconds: list[float] = []
-    for rows, columns in TILES[size]:
+    for rows, columns in TILES[max(size, 2)]:
         # Each term of a tile's sums takes `rows` and `columns` elements from the cache.
         rate = min(most, known.cache * 2 * rows * columns / (rows + columns) / size)
         for splits in SPLITS:

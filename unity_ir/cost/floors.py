@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf, prod
 
+from unity_ir.cost.time import rounding_bytes, rounding_seconds
 from unity_ir.cost.work import computes_in, kind_of, mask_of_operator
 from unity_ir.forms.column_sums import is_column_sum
 from unity_ir.forms.kinds import CONTRACTIONS
@@ -30,7 +31,7 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.saved_softmax import attributes_of_variant
-from unity_ir.tdl.counts import terms
+from unity_ir.tdl.counts import rounds, terms
 from unity_ir.tdl.divisibility import Analysis
 
 ROWS = ("reduction", "gather")
@@ -93,6 +94,8 @@ class Floor:
     """
     kinds: tuple[str, ...]
     """The kinds (`forms.kinds`) that its kernel may be priced as."""
+    rounded: tuple[Operand, ...] = ()
+    """Those of `forced` that kernels before it round to 8 bits, so that it reads half of their bytes."""
 
     def seconds(self, devices: int, device: Device) -> float:
         """
@@ -101,7 +104,12 @@ class Floor:
         flops = self.flops / most_parts(self.extents, devices)
         moved = sum(o.on(devices) for o in self.forced)
         moved += sum(max((o.on(devices) for o in those), default=0.0) for those in self.either)
-        return least_seconds(device, flops, moved, self.peak, self.kinds)
+        if not self.rounded:
+            return least_seconds(device, flops, moved, self.peak, self.kinds)
+        rounded, less = rounding_bytes(int(sum(o.on(devices) for o in self.rounded)))
+        alone = least_seconds(device, flops, moved - less, self.peak, self.kinds)
+        # Measured seconds are those of the product with what comes before it.
+        return alone if device.profile is not None else alone + rounding_seconds(rounded, device)
 
 
 @lru_cache(maxsize=65536)
@@ -284,8 +292,15 @@ class Floors:
         if self.is_contraction(node):
             forced = (*operands.values(), *(r for r in results if r.beyond == inf))
             either = (tuple(r for r in results if r.beyond < inf),)
+            rounded = rounds(analysis.bound, [v.type.dtype for v in node.operands])
             return Floor(
-                self.flops[node], self._peak_of_contraction(node), extents, forced, either, (self.kinds[node],)
+                self.flops[node],
+                self._peak_of_contraction(node),
+                extents,
+                forced,
+                either,
+                (self.kinds[node],),
+                tuple(operands.values()) if rounded else (),
             )
         return Floor(self.flops[node], self.peak, extents, (), (tuple(operands.values()), tuple(results)), ROWS)
 

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from types import MappingProxyType
 
+from unity_ir.tdl.functions import ROUNDED
 from unity_ir.tdl.regions import halo, sharding_variable
 from unity_ir.tdl.syntax import (
     Access,
@@ -320,6 +321,9 @@ def _linear(expr: Expr) -> list[frozenset[str]] | None:
             return _scaled(left, right)
         case Reduce("sum", _, body):
             return _linear(body)
+        case Call(function, (number,)) if function == ROUNDED:
+            # It is the number, as a cast is; addends are rounded, as casts round them.
+            return _linear(number)
         case Call("where", (condition, yes, no)):
             joint = _joint((yes, no))
             return None if joint is None else [s for s in joint if not s & tensors(condition)]

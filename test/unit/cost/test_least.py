@@ -67,12 +67,12 @@ SMALL = (
 @pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", extent_sample(SMALL, 4))
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "float8-all"])
 def test_no_plan_of_the_zoo_is_faster(model: str, dtype: str):
     """Nor is any by hand, nor a random one, with kernels that are measured in nothing but launches, bytes or FLOPs."""
     graph = from_text(model)
     if dtype != "f32":
-        graph = mixed_precision(graph, dtype)
+        graph = mixed_precision(graph, "bf16", products="" if dtype == "bf16" else dtype, smallest=16)
     machine = load("dgx-h100:1")
     plans = [made for name in ("data-parallel", "fsdp", "zero3", "expert") if (made := by_hand(graph, machine, name))]
     plans += [sample(graph, machine, seed) for seed in range(2)]
