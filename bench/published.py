@@ -36,13 +36,13 @@ from published_rows import NO_LIMIT, ROWS, Published, Row, machine_of, published
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir.api.options import mixed_precision_options, search_options
+from unity_ir.api.options import search_options
 from unity_ir.cost.kernels import kernel_of_line, kernel_seconds
 from unity_ir.machine import Machine
 from unity_ir.machine.profile import Profile
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Node, Value, apply, rebuild, rewrite
-from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.mixed_precision import in_mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
 from unity_ir.plan.program import Compute, Fused, ReshardMove
@@ -70,10 +70,7 @@ def serial(row: Row, layers: int | None = None) -> Graph:
     graph = from_text(text)
     if row.attention == "products":
         graph = rewrite(graph, lambda node, operands: of_products(node, operands, row.dropout))
-    if not row.precision:
-        return graph
-    options = mixed_precision_options(row.precision)
-    return mixed_precision(graph, options.pop("type"), **options)
+    return in_mixed_precision(graph, row.precision) if row.precision else graph
 
 
 def of_products(node: Node, operands: tuple[Value, ...], drop: float) -> Sequence[Value]:

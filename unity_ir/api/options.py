@@ -139,25 +139,6 @@ def _option(where: str, key: str, kind: type, value: str) -> Option:
         raise UnityError(f"{where}: {key} is {value!a}; it must be a number") from error
 
 
-def mixed_precision_options(text: str, where: str = "unity-opt: --mixed-precision") -> dict[str, Any]:
-    """
-    Parse the value of `--mixed-precision` into options of the pass pcg-mixed-precision: given
-    `bf16,reduce=f32,products=float8,smallest=512`, returns `{"type": "bf16", "reduce": "f32", "products": "float8",
-    "smallest": 512}`. Raises `UnityError`, in a message that begins with `where`, for other options; whether the types
-    exist is checked by the pass.
-    """
-    dtype, *settings = text.split(",")
-    found: dict[str, Any] = {"type": dtype}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if key not in ("reduce", "products", "smallest") or not equals:
-            raise UnityError(f"{where}: {setting!a} is no option of it; it has reduce, products and smallest")
-        if key in found:
-            raise UnityError(f"{where}: {key} is given twice; leave one out")
-        found[key] = _option(where, key, int, value) if key == "smallest" else value
-    return found
-
-
 def seconds(text: str, where: str = "unity-opt: --budget") -> float:
     """
     Return `text`, the value of the option `--budget`, as a number of seconds. Raises `UnityError`, in a message that

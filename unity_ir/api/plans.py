@@ -18,7 +18,6 @@ from unity_ir.api.modules import as_unity_errors, new_context, verify
 from unity_ir.api.options import (
     Option,
     check_arguments,
-    mixed_precision_options,
     search_options,
     seconds,
     with_settings,
@@ -446,6 +445,7 @@ def plan(
             Freeze(freeze).apply(new_context(), source.module)
     if precision not in (None, "f32"):
         from unity_ir.passes.mixed_precision import MixedPrecision
+        from unity_ir.pcg.mixed_precision import mixed_precision_options
 
         options = mixed_precision_options(precision, "plan: precision")
         with as_unity_errors(source.name, source.module):

@@ -361,11 +361,13 @@ def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] =
 
 
 def _float8_by_torch(function: _Function) -> Launcher | None:
-    """Return the launcher of a bare product of two matrices in 8 bits; None for another line, or other types."""
+    """Return the launcher of a bare product of two matrices in 8 bits; None for other lines, types and sizes."""
     (result, *more), bound = function.bound.results, function.bound
     of = contraction(result, bound.extents)
     if more or of is None or not of.rounded or result.expr != of.product or of.sizes["b"] > 1:
         return None
+    if of.sizes["n"] % 16 or of.sizes["k"] % 16:
+        return None  # which `_scaled_mm` asks for
     factors: list[str] = []
     for tensor, rows, strides in ((of.x, "m", of.x_strides), (of.w, "n", of.w_strides)):
         shape = of.sizes[rows], of.sizes["k"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
@@ -18,6 +19,33 @@ SMALLEST = 2048
 Least rows and columns of a weight whose product is in 8 bits: with fewer, to round its operands takes as long as
 8 bits save (H100).
 """
+
+
+def mixed_precision_options(text: str, where: str = "unity-opt: --mixed-precision") -> dict[str, Any]:
+    """
+    Parse the value of `--mixed-precision` into arguments of `mixed_precision`, with the element type as `type`: given
+    `bf16,reduce=f32,products=float8,smallest=512`, returns `{"type": "bf16", "reduce": "f32", "products": "float8",
+    "smallest": 512}`. Raises `UnityError`, in a message that begins with `where`, for other options; whether the types
+    exist is checked later.
+    """
+    dtype, *settings = text.split(",")
+    found: dict[str, Any] = {"type": dtype}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if key not in ("reduce", "products", "smallest") or not equals:
+            raise UnityError(f"{where}: {setting!a} is no option of it; it has reduce, products and smallest")
+        if key in found:
+            raise UnityError(f"{where}: {key} is given twice; leave one out")
+        if key == "smallest" and not (value.isascii() and value.isdecimal()):
+            raise UnityError(f"{where}: smallest is {value!a}; it must be a number")
+        found[key] = int(value) if key == "smallest" else value
+    return found
+
+
+def in_mixed_precision(graph: Graph, text: str) -> Graph:
+    """Return a forward graph in the mixed precision that `text` says, as `--mixed-precision` has it."""
+    options = mixed_precision_options(text)
+    return mixed_precision(graph, options.pop("type"), **options)
 
 
 def mixed_precision(

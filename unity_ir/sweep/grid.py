@@ -20,7 +20,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.machine.toml import described, machine_from
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph
-from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.mixed_precision import in_mixed_precision, mixed_precision_options
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.sweep.knobs import BANDWIDTH, BATCH, GPUS, GPUS_PER_NODE, HBM, MACHINE, MEMORY, MOST, Knob
 
@@ -115,7 +115,7 @@ def graph_of(text: str, mixed: str | None) -> Graph:
     element type `mixed` unless that is None. Raises `UnityError` for an unknown model or setting.
     """
     graph = _graph(text)
-    return graph if mixed is None else mixed_precision(graph, mixed)
+    return graph if mixed is None else in_mixed_precision(graph, mixed)
 
 
 @lru_cache(maxsize=8)
@@ -152,7 +152,7 @@ def _check(point: Point, machine: Machine, mixed: str | None) -> None:
             "take a multiple, or fewer devices"
         )
     if mixed is not None:
-        machine.device.peak(mixed)
+        machine.device.peak(mixed_precision_options(mixed)["type"])
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,7 @@ from time import process_time
 
 from unity_ir.cost.work import model_flops
 from unity_ir.machine.model import Machine
+from unity_ir.pcg.mixed_precision import mixed_precision_options
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 from unity_ir.search.baselines.recipe import has_sequence
 from unity_ir.sweep.grid import Point, graph_of, machine_tables, mesh_key, samples
@@ -158,7 +159,8 @@ def _about(point: Point, machine: Machine, how: How) -> _About:
     graph = graph_of(point.text, how.mixed)
     mesh = hashlib.sha256(f"{point.family} {mesh_key(machine)}".encode()).hexdigest()[:16]
     kinds = machine.device.flops
-    dtype = how.mixed or ("f32" if "f32" in kinds else next(iter(kinds)))
+    mixed = how.mixed and str(mixed_precision_options(how.mixed)["type"])
+    dtype = mixed or ("f32" if "f32" in kinds else next(iter(kinds)))
     flops = model_flops(graph) / machine.devices / machine.device.peak(dtype)
     return _About(mesh, samples(point.text), flops, has_sequence(graph))
 

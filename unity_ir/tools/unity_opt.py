@@ -35,10 +35,11 @@ from xdsl.utils.exceptions import (
 from xdsl.xdsl_opt_main import xDSLOptMain
 
 from unity_ir.api.files import place_folder, staged_files, staged_folder, write_files
-from unity_ir.api.options import check_arguments, mixed_precision_options, search_options, seconds, with_settings
+from unity_ir.api.options import check_arguments, search_options, seconds, with_settings
 from unity_ir.api.read_text import as_xdsl, check_structure, read_module
 from unity_ir.api.text_errors import did_you_mean, name_operation, parse_error
 from unity_ir.errors import UnityError
+from unity_ir.pcg.mixed_precision import mixed_precision_options
 from unity_ir.tools.command_line import Once, outcome
 from unity_ir.tools.opt_arguments import add_arguments, check_repeated, expanded, usage_error
 from unity_ir.tools.opt_help import add_help

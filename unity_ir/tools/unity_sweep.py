@@ -56,7 +56,9 @@ def _parser() -> Parser:
         metavar="KNOB=VALUES",
         help=f"vary a knob: {', '.join(MACHINE)}, or a key of the model (batch, sequence); 8,16 or 8..512*2 or 25G",
     )
-    parser.add_argument("--mixed-precision", metavar="TYPE", help="compute in bf16 or f16 beside f32 masters")
+    parser.add_argument(
+        "--mixed-precision", metavar="TYPE", help="compute in bf16 or f16 beside f32 masters, as for unity-opt"
+    )
     parser.add_argument("--optimizer", default="sgd", metavar="NAME", help="plan for its state (default sgd)")
     parser.add_argument("--stages", action="store_true", help="try pipelines, too")
     parser.add_argument(

@@ -117,3 +117,13 @@ def test_what_follows_is_in_the_products_kernel(runner: Runner) -> None:
     wanted = torch.relu(expected("float8_matmul", x, w) + b.float()) + r.float()
     norms = x.float().norm(dim=1, keepdim=True) * w.float().norm(dim=0)
     assert float(((found.float() - wanted).abs() / norms.clamp(min=1)).max()) < 0.1
+
+
+@pytest.mark.parametrize(("k", "n"), [(24, 32), (32, 24)])
+def test_pytorch_leaves_unaligned_sizes_in_16_bits(k: int, n: int, runner: Runner) -> None:
+    """Pieces of ranks may have any size, and `torch._scaled_mm` takes multiples of 16."""
+    x, w = operands("float8_matmul", (8,), k, n)
+    one = made("float8_matmul", x, w, "torch")
+    assert "float8_product" not in one.source
+    (found,) = runner.run(one, [x, w])
+    torch.testing.assert_close(found, x @ w)

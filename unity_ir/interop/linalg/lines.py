@@ -17,6 +17,7 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import Float32Type, Float64Type, IndexType
 from xdsl.ir import SSAValue
 
+from unity_ir.forms.float8 import without_rounding
 from unity_ir.forms.windows import masked
 from unity_ir.interop.linalg.nests import LoopNest
 from unity_ir.interop.linalg.opaque import written_out
@@ -72,6 +73,8 @@ def compute(
     If the line is of one device's piece, `offsets` has, for an index variable that is used as a value, the global index
     at which the piece begins, an i64 (0 if left out).
     """
+    # MLIR's passes decide in what its products are computed.
+    bound = without_rounding(bound)
     line = _LinalgLine(bound, operands, builder, replicate, offsets or {})
     return tuple(map(line.result, bound.results))
 
