@@ -42,9 +42,12 @@ def mixed_precision_options(text: str, where: str = "unity-opt: --mixed-precisio
     return found
 
 
-def in_mixed_precision(graph: Graph, text: str) -> Graph:
-    """Return a forward graph in the mixed precision that `text` says, as `--mixed-precision` has it."""
-    options = mixed_precision_options(text)
+def in_mixed_precision(graph: Graph, text: str, where: str = "unity-opt: --mixed-precision") -> Graph:
+    """
+    Return a forward graph in the mixed precision that `text` says, as `--mixed-precision` has it. Raises `UnityError`,
+    in a message that begins with `where`, for options that there are not.
+    """
+    options = mixed_precision_options(text, where)
     return mixed_precision(graph, options.pop("type"), **options)
 
 

@@ -109,13 +109,17 @@ class Grid:
         return found
 
 
+PRECISION = "sweep: --mixed-precision"
+"""With what messages about mixed precision begin."""
+
+
 def graph_of(text: str, mixed: str | None) -> Graph:
     """
     Build the serial forward graph of the model that `text` names (as for `--model`), in mixed precision with the
     element type `mixed` unless that is None. Raises `UnityError` for an unknown model or setting.
     """
     graph = _graph(text)
-    return graph if mixed is None else in_mixed_precision(graph, mixed)
+    return graph if mixed is None else in_mixed_precision(graph, mixed, PRECISION)
 
 
 @lru_cache(maxsize=8)
@@ -152,7 +156,7 @@ def _check(point: Point, machine: Machine, mixed: str | None) -> None:
             "take a multiple, or fewer devices"
         )
     if mixed is not None:
-        machine.device.peak(mixed_precision_options(mixed)["type"])
+        machine.device.peak(mixed_precision_options(mixed, PRECISION)["type"])
 
 
 @lru_cache(maxsize=4096)
