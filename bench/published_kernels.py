@@ -109,7 +109,8 @@ def library_seconds(program: Program, compute: Compute, device: Device, known: L
     if found is None or not rounds(line, [dtype]):
         return None if found is None else product_seconds(found, dtype, device, known, known.product[dtype])
     # Scales of rows are found, and rows rounded, in one kernel, which the compiler makes.
-    rounding = rounding_seconds(rounding_bytes(ELEMENT_BYTES[dtype] * (found.elements - found.results))[0], device)
+    sizes = [ELEMENT_BYTES[dtype] * found.batch * rows * found.k for rows in (found.m, found.n)]
+    rounding = rounding_seconds(rounding_bytes(sizes, (1, 1))[0], device)
     return rounding + product_seconds(found, FLOAT8, device, known, known.product[FLOAT8])
 
 

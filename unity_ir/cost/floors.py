@@ -23,6 +23,7 @@ from math import inf, prod
 from unity_ir.cost.time import rounding_bytes, rounding_seconds
 from unity_ir.cost.work import computes_in, kind_of, mask_of_operator
 from unity_ir.forms.column_sums import is_column_sum
+from unity_ir.forms.float8 import rounding_reads
 from unity_ir.forms.kinds import CONTRACTIONS
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
@@ -94,8 +95,8 @@ class Floor:
     """
     kinds: tuple[str, ...]
     """The kinds (`forms.kinds`) that its kernel may be priced as."""
-    rounded: tuple[Operand, ...] = ()
-    """Those of `forced` that kernels before it round to 8 bits, so that it reads half of their bytes."""
+    rounded: tuple[tuple[Operand, int], ...] = ()
+    """Both operands, if kernels before it round them to 8 bits, and how often these read each of them."""
 
     def seconds(self, devices: int, device: Device) -> float:
         """
@@ -106,7 +107,8 @@ class Floor:
         moved += sum(max((o.on(devices) for o in those), default=0.0) for those in self.either)
         if not self.rounded:
             return least_seconds(device, flops, moved, self.peak, self.kinds)
-        rounded, less = rounding_bytes(int(sum(o.on(devices) for o in self.rounded)))
+        operands, reads = zip(*((o.on(devices), times) for o, times in self.rounded), strict=True)
+        rounded, less = rounding_bytes(operands, reads)
         alone = least_seconds(device, flops, moved - less, self.peak, self.kinds)
         # Measured seconds are those of the product with what comes before it.
         return alone if device.profile is not None else alone + rounding_seconds(rounded, device)
@@ -292,7 +294,8 @@ class Floors:
         if self.is_contraction(node):
             forced = (*operands.values(), *(r for r in results if r.beyond == inf))
             either = (tuple(r for r in results if r.beyond < inf),)
-            rounded = rounds(analysis.bound, [v.type.dtype for v in node.operands])
+            dtypes = [v.type.dtype for v in node.operands]
+            reads = rounding_reads(analysis.bound.results) if rounds(analysis.bound, dtypes) else ()
             return Floor(
                 self.flops[node],
                 self._peak_of_contraction(node),
@@ -300,7 +303,7 @@ class Floors:
                 forced,
                 either,
                 (self.kinds[node],),
-                tuple(operands.values()) if rounded else (),
+                tuple((operands[v], times) for v, times in zip(node.operands, reads, strict=True)) if reads else (),
             )
         return Floor(self.flops[node], self.peak, extents, (), (tuple(operands.values()), tuple(results)), ROWS)
 

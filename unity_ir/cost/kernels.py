@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from unity_ir.cost.plan import update_bytes, update_seconds
 from unity_ir.cost.time import Kernel, is_measured, seconds
 from unity_ir.cost.work import computes_in, kernel_operator, kind_of_operator, mask_of_operator
+from unity_ir.forms.float8 import rounding_reads
 from unity_ir.forms.kinds import KINDS
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
@@ -95,9 +96,10 @@ def kernel_of_line(program: Program, compute: Compute) -> Kernel:
         heaviest.sizes,
         min((member.kind for member in members), key=KINDS.index),
         sum(member.flops for member in members),
-        sum(piece_bytes(program, r) for r in registers) - sum(member.rounded // 3 for member in members),
+        sum(piece_bytes(program, r) for r in registers) - sum(member.halved for member in members),
         heaviest.dtype,
         sum(member.rounded for member in members),
+        sum(member.halved for member in members),
     )
 
 
@@ -127,7 +129,9 @@ def _kernel(
         sum(t.bytes(mesh) for t in tensors),
         computes_in(dtypes, analysis),
     )
-    return made if made.dtype != FLOAT8 else made.rounding(sum(t.bytes(mesh) for t in read))
+    if made.dtype != FLOAT8:
+        return made
+    return made.rounding([t.bytes(mesh) for t in read], rounding_reads(analysis.bound.results))
 
 
 def live_part(attributes: Attributes) -> float:

@@ -21,13 +21,13 @@ from unity_ir.cost.masks import CausalMask
 from unity_ir.cost.time import rounding_bytes, rounding_seconds
 from unity_ir.cost.work import applied, computes_in, kernel_operator, kind_of, mask_of, work
 from unity_ir.errors import UnityError
+from unity_ir.forms.float8 import rounding_reads
 from unity_ir.machine.device import Device
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.sharding import prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.tdl.counts import FlopsTerm, terms
-from unity_ir.tdl.element_types import FLOAT8
+from unity_ir.tdl.counts import FlopsTerm, rounds, terms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -75,6 +75,8 @@ class _Kernel:
     """The distinct operands and results."""
     mask: tuple[CausalMask, int, int] | None
     """A causal mask, and the numbers of the extents of its queries and keys; None without."""
+    reads: tuple[int, ...]
+    """How often kernels before it read each operand, to round it to 8 bits; () for kernels that round nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,9 +292,9 @@ def _count(kernel: _Kernel, pieces: _Pieces) -> Counts:
         sizes.append(elements)
     moved = sum(sizes, start=np.zeros(pieces.count, dtype=np.int64))
     columns = (*(size for i in kernel.operands for size in shapes[i]), *extents)
-    if kernel.dtype != FLOAT8:
+    if not kernel.reads:
         return Counts(kernel, columns, flops, moved)
-    rounded, less = rounding_bytes(sum((sizes[i] for i in kernel.operands), start=np.zeros_like(moved)))
+    rounded, less = rounding_bytes([sizes[i] for i in kernel.operands], kernel.reads)
     return Counts(kernel, columns, flops, moved - less, rounded)
 
 
@@ -393,6 +395,7 @@ def _kernel(node: Node, divided: Mapping[int, Node]) -> _Kernel | None:
         tuple(numbers[firsts[i]] for i in range(len(node.operands))),
         tuple(values),
         None if (mask := mask_of(node)) is None else (mask, names[mask.row], names[mask.column]),
+        rounding_reads(bound.results) if rounds(bound, _dtypes(node)) else (),
     )
 
 

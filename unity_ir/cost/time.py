@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from unity_ir.machine.device import Device
 
-Bytes = TypeVar("Bytes", int, npt.NDArray[np.int64])
+Bytes = TypeVar("Bytes", int, float, npt.NDArray[np.int64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,16 @@ class Kernel:
     """The element type of its arithmetic."""
     rounded: int = 0
     """Bytes that kernels before it read and write, which round its operands to 8 bits."""
+    halved: int = 0
+    """Bytes of its operands that it then does not read."""
 
-    def rounding(self, operands: int) -> Kernel:
-        """Return the kernel if it reads its operands, of so many bytes, in half of them, after they were rounded."""
-        rounded, less = rounding_bytes(operands)
-        return replace(self, bytes=self.bytes - less, rounded=rounded)
+    def rounding(self, operands: Sequence[int], reads: Sequence[int]) -> Kernel:
+        """
+        Return the kernel if it reads its operands, of so many bytes, in half of them, after kernels that read each so
+        often rounded it.
+        """
+        rounded, less = rounding_bytes(operands, reads)
+        return replace(self, bytes=self.bytes - less, rounded=rounded, halved=less)
 
 
 def seconds(kernel: Kernel, device: Device) -> float:
@@ -61,12 +67,14 @@ def rounding_seconds(bytes: float, device: Device) -> float:
     return ROUNDINGS * device.launch + bytes / (device.memory_bandwidth * device.efficiency)
 
 
-def rounding_bytes(bytes: Bytes) -> tuple[Bytes, Bytes]:
+def rounding_bytes(operands: Sequence[Bytes], reads: Sequence[int]) -> tuple[Bytes, Bytes]:
     """
-    Return the bytes that kernels read and write to round operands of 16 bits, of so many bytes, to 8 bits, and those
-    that the product then does not read. Scales of rows are few.
+    Return the bytes that kernels read and write to round a product's operands of 16 bits, each of so many bytes and
+    read so often, to 8 bits, and those that the product then does not read. Scales of rows are few.
     """
-    return bytes + bytes // 2, bytes // 2
+    left, right = operands
+    less = left // 2 + right // 2
+    return left * reads[0] + right * reads[1] + less, less
 
 
 def is_measured(kernel: Kernel, device: Device) -> bool:

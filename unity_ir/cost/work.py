@@ -10,6 +10,7 @@ from functools import lru_cache
 from unity_ir.cost.masks import CausalMask, causal_mask
 from unity_ir.cost.time import Kernel, seconds
 from unity_ir.forms.contraction import contraction
+from unity_ir.forms.float8 import rounding_reads
 from unity_ir.forms.kinds import kind
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
@@ -78,7 +79,9 @@ def kernel_of(node: Node) -> Kernel:
         moved,
         computes_in(dtypes, node.analysis),
     )
-    return made if made.dtype != FLOAT8 else made.rounding(sum(_piece_bytes(v.type) for v in node.operands))
+    if made.dtype != FLOAT8:
+        return made
+    return made.rounding([_piece_bytes(v.type) for v in node.operands], rounding_reads(node.analysis.bound.results))
 
 
 def kind_of(node: Node) -> str:

@@ -15,13 +15,14 @@ consecutive in memory, as Hopper's instructions want them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from unity_ir.forms.addresses import Names
 from unity_ir.forms.contraction import contraction
-from unity_ir.forms.rewrite import map_children
+from unity_ir.forms.rewrite import map_children, reductions
 from unity_ir.tdl.counts import argument_in_float8
 from unity_ir.tdl.element_types import FLOAT8
-from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Const, Expr, Reduce, Result, Var, accesses
+from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Const, Expr, Reduce, Result, Var, accesses, index_names
 
 LARGEST = 448.0
 """The largest number in 8 bits, of `FLOAT8`."""
@@ -83,6 +84,19 @@ def float8_lines(line: Bound) -> Float8Lines | None:
 
     results = tuple(replace(r, expr=changed(r.expr)) for r in line.results)
     return Float8Lines((rounded[0], rounded[1]), replace(line, results=results))
+
+
+@lru_cache(maxsize=4096)
+def rounding_reads(results: tuple[Result, ...]) -> tuple[int, int]:
+    """
+    Return how often kernels that round read each of both operands of a line's product, given the line's results: once
+    where summed elements are the innermost in memory, so that a program holds whole rows; else twice, for the scales
+    and to round.
+    """
+    (product,) = dict.fromkeys(r for result in results for r in reductions(result.expr))
+    found = (index_names(a.indices[-1])[-1] in product.names for a in accesses(product.body))
+    left, right = (1 if is_inner else 2 for is_inner in found)
+    return left, right
 
 
 def without_rounding(bound: Bound) -> Bound:

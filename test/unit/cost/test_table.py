@@ -148,7 +148,9 @@ def test_products_in_8_bits(name: str) -> None:
         assert product.dtype == "f8e4m3"
         assert [each.dtype for each in done.backward].count("bf16") == 1
         elements = (64 * 512 + 512 * 256) // (1 if row == 0 else 4)
-        assert product.rounded == 3 * elements
+        # A weight that is not transposed is read twice to be rounded.
+        twice = 512 * 256 // (1 if row == 0 else 4) if name == "float8_matmul" else 0
+        assert product.rounded == 3 * elements + 2 * twice
         assert alone[row] == pytest.approx(done.forward_time(device))
         assert found[row] == pytest.approx(done.forward_time(device) + done.backward_time(device))
         moved = (elements + 2 * 64 * 256 // (1 if row == 0 else 4)) / 1e11 / 0.7
