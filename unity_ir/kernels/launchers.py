@@ -150,9 +150,10 @@ def _launcher(
     if impl == "torch" or any(is_opaque(r.expr) for r in bound.results):
         return torch_launcher(bound, operand_dtypes, offsets, adds)
     function = _Function(bound, operand_dtypes, offsets, adds)
-    if not adds and (made := _float8(function)) is not None:
-        return made
-    bound = function.bound = without_rounding(bound)
+    if rounds(bound, HALVES):
+        if (made := _float8(function)) is not None:
+            return made
+        bound = function.bound = without_rounding(bound)
     line = simplified(bound, function.starts)
     match classify(line, function.starts):
         case Convolution() as form:
