@@ -20,7 +20,7 @@ from functools import lru_cache
 from unity_ir.forms.addresses import Names
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.rewrite import map_children, reductions
-from unity_ir.tdl.counts import argument_in_float8
+from unity_ir.tdl.counts import argument_in_float8, free_variables
 from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Const, Expr, Reduce, Result, Var, accesses, index_names
 
@@ -36,6 +36,8 @@ class Rounding:
 
     operand: str
     line: Bound
+    is_transposed: bool
+    """Whether elements that are summed are not the innermost of the operand in memory, as they are of the rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,9 @@ def float8_lines(line: Bound) -> Float8Lines | None:
     rounded: list[Rounding] = []
     for call, dims in ((of.product.body.left, "bm"), (of.product.body.right, "bn")):
         assert isinstance(call, Call)
-        rows = tuple(Var(n) for d in dims for n in of.names[d])
+        # What is the same in every product of a batch is rounded once.
+        own = free_variables(call)
+        rows = tuple(Var(n) for d in dims for n in of.names[d] if n in own)
         columns = tuple(Var(n) for n in of.names["k"])
         most = Call("maximum", (Reduce("max", columns, Call("abs", call.args)), Const(TINY)))
         scale = Binary("/", most, Const(LARGEST))
@@ -73,7 +77,8 @@ def float8_lines(line: Bound) -> Float8Lines | None:
             Result(names.new("scale"), rows, scale, "f32"),
             Result(names.new("rounded"), (*rows, *columns), Binary("/", call.args[0], scale), FLOAT8),
         )
-        rounded.append(Rounding(accesses(call)[0].tensor, replace(line, results=results)))
+        (read,) = accesses(call)
+        rounded.append(Rounding(read.tensor, replace(line, results=results), _is_transposed(read, of.product)))
         scales.append(Access(results[0].name, rows))
         factors.append(Access(results[1].name, results[1].indices))
     product = Reduce("sum", of.product.indices, Binary("*", *factors))
@@ -94,9 +99,12 @@ def rounding_reads(results: tuple[Result, ...]) -> tuple[int, int]:
     and to round.
     """
     (product,) = dict.fromkeys(r for result in results for r in reductions(result.expr))
-    found = (index_names(a.indices[-1])[-1] in product.names for a in accesses(product.body))
-    left, right = (1 if is_inner else 2 for is_inner in found)
+    left, right = (2 if _is_transposed(read, product) else 1 for read in accesses(product.body))
     return left, right
+
+
+def _is_transposed(read: Access, product: Reduce) -> bool:
+    return index_names(read.indices[-1])[-1] not in product.names
 
 
 def without_rounding(bound: Bound) -> Bound:

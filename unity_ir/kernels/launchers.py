@@ -12,12 +12,12 @@ from hashlib import sha256
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.forms.addresses import Names, needs_int64, operand_shapes
+from unity_ir.forms.addresses import Names, address, needs_int64, operand_shapes
 from unity_ir.forms.attention import Attention
 from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product_or_convolution, without_activation
 from unity_ir.forms.column_sums import ColumnSums
 from unity_ir.forms.compose import AND
-from unity_ir.forms.contraction import Contraction, contraction, product_factors
+from unity_ir.forms.contraction import Contraction, contraction, product_factors, strides
 from unity_ir.forms.convolution import Convolution
 from unity_ir.forms.float8 import float8_lines, without_rounding
 from unity_ir.forms.grouped import Grouped, routed
@@ -44,7 +44,7 @@ from unity_ir.kernels.triton.matmul import matmul_launch
 from unity_ir.kernels.triton.moments import moments_launches
 from unity_ir.kernels.triton.optimizer import optimizer_launcher
 from unity_ir.kernels.triton.pointwise import fit_one_kernel, pointwise_launch, reads_nothing_of
-from unity_ir.kernels.triton.reduction import reduction_launches
+from unity_ir.kernels.triton.reduction import reduction_launches, rounding_launch
 from unity_ir.kernels.triton.results import Results
 from unity_ir.kernels.triton.row_sums import row_sum_launches
 from unity_ir.kernels.triton.scatter import scatter_launches
@@ -106,7 +106,7 @@ def can_add(bound: Bound, operand_dtypes: Sequence[str], impl: str, offsets: Seq
 
     Arguments are those of `launcher`. Returns False for a line that it refuses, and for one that rounds its operands.
     """
-    if rounds(bound, operand_dtypes):
+    if rounds(bound, HALVES):
         return False
     if impl == "torch":
         return torch_factors(bound, [p.name for p in bound.operands]) is not None
@@ -125,7 +125,9 @@ def can_store_float32(bound: Bound, operand_dtypes: Sequence[str]) -> bool:
     Return whether a line is a product of two 16-bit tensors, summed over the first dims of both (a weight's gradient):
     PyTorch's BLAS can store its result in float32 without rounding it to 16 bits first.
     """
-    return {*operand_dtypes} <= {*HALVES} and torch_factors(bound, [p.name for p in bound.operands]) is not None
+    if rounds(bound, HALVES) or not {*operand_dtypes} <= {*HALVES}:
+        return False
+    return torch_factors(bound, [p.name for p in bound.operands]) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,14 +371,18 @@ def _float8_by_torch(function: _Function) -> Launcher | None:
         return None
     if of.sizes["n"] % 16 or of.sizes["k"] % 16:
         return None  # which `_scaled_mm` asks for
+    out = address(result.indices, bound.extents)
+    if strides(of.names, bound.extents, out, "mn") != {"m": of.sizes["n"], "n": 1}:
+        return None
     factors: list[str] = []
-    for tensor, rows, strides in ((of.x, "m", of.x_strides), (of.w, "n", of.w_strides)):
+    for tensor, rows, steps in ((of.x, "m", of.x_strides), (of.w, "n", of.w_strides)):
         shape = of.sizes[rows], of.sizes["k"]
-        if function.buffers[tensor].dtype not in HALVES or 1 not in (strides[rows], strides["k"]):
+        if function.buffers[tensor].dtype not in HALVES or 1 not in (steps[rows], steps["k"]):
             return None
         text = f"{function.variables[tensor]}.reshape"
-        factors.append(f"{text}{shape}" if strides["k"] == 1 else f"{text}{shape[::-1]}.T")
-    text = function.text([f"return float8_product({', '.join(factors)}).view{bound.result_shape(result)}"])
+        factors.append(f"{text}{shape}" if steps["k"] == 1 else f"{text}{shape[::-1]}.T")
+    to = f".to({TORCH_DTYPES[result.dtype]})" if result.dtype else ""
+    text = function.text([f"return float8_product({', '.join(factors)}).view{bound.result_shape(result)}{to}"])
     return Launcher(function.name, FLOAT8_PRODUCT + text, {}, ())
 
 
@@ -463,14 +469,15 @@ def _float8(function: _Function) -> Launcher | None:
     launches: list[KernelLaunch] = []
     for each, place in zip(parts.rounded, ("rows", "columns"), strict=True):
         outputs = [function.output(r) for r in each.line.results]
-        made, _ = _staged(function, each.line, outputs, f"{function.name}_{place}")
+        kernel = f"{function.name}_{place}_kernel"
+        results = zip(each.line.results, outputs, strict=True)
+        stages = [function.stage(each.line, r, o, kernel=kernel) for r, o in results]
+        launches.append(rounding_launch(stages, each.is_transposed))
         function.buffers |= dict(zip((r.name for r in each.line.results), outputs, strict=True))
-        launches += made
-    roundings = len(launches)
     outputs = [function.output(r) for r in parts.product.results]
     made, finals = _staged(function, parts.product, outputs, function.name)
     found = function.launcher([*launches, *made], finals)
-    return replace(found, work=found.work[roundings:], roundings=roundings)
+    return replace(found, work=found.work[len(launches) :], roundings=len(launches))
 
 
 def _stages(function: _Function, line: Bound) -> Launcher:

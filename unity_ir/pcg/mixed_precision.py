@@ -31,14 +31,16 @@ def mixed_precision_options(text: str, where: str = "unity-opt: --mixed-precisio
     dtype, *settings = text.split(",")
     found: dict[str, Any] = {"type": dtype}
     for setting in settings:
-        key, equals, value = setting.partition("=")
-        if key not in ("reduce", "products", "smallest") or not equals:
+        key, _, value = setting.partition("=")
+        if key not in ("reduce", "products", "smallest") or not value:
             raise UnityError(f"{where}: {setting!a} is no option of it; it has reduce, products and smallest")
         if key in found:
             raise UnityError(f"{where}: {key} is given twice; leave one out")
-        if key == "smallest" and not (value.isascii() and value.isdecimal()):
+        if key == "smallest" and not (value.isascii() and value.isdecimal() and len(value) < 10):
             raise UnityError(f"{where}: smallest is {value!a}; it must be a number")
         found[key] = int(value) if key == "smallest" else value
+    if "smallest" in found and "products" not in found:
+        raise UnityError(f"{where}: smallest is of products in 8 bits; say products=float8")
     return found
 
 

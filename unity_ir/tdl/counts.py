@@ -140,11 +140,8 @@ def argument_in_float8(expr: Expr) -> Expr | None:
 
 
 def rounds(bound: Bound, dtypes: Sequence[str]) -> bool:
-    """
-    Return whether a line has a product that reads its operands in 8 bits, given the element types of all operands: if
-    any has 16 bits, the product's do.
-    """
-    return not {*dtypes}.isdisjoint(HALVES) and _rounds(tuple(r.expr for r in bound.results))
+    """Return whether a line has a product that reads its operands, of these element types, in 8 bits."""
+    return {*dtypes} <= {*HALVES} and _rounds(tuple(r.expr for r in bound.results))
 
 
 @lru_cache(maxsize=4096)

@@ -33,7 +33,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph
-from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.mixed_precision import in_mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import devices_of
 from unity_ir.plan.lower import lower
@@ -73,7 +73,7 @@ def programs(
         for typed in [with_dtype(placed, dtype) for dtype in types] or [placed]:
             yield step(typed)
         if mixed is not None:
-            yield step(run(mixed_precision(graph, mixed), on, plan).graph)
+            yield step(run(in_mixed_precision(graph, mixed, "unity-tune: --mixed-precision"), on, plan).graph)
 
 
 def tune(

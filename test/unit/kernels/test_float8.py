@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -127,3 +128,50 @@ def test_pytorch_leaves_unaligned_sizes_in_16_bits(k: int, n: int, runner: Runne
     assert "float8_product" not in one.source
     (found,) = runner.run(one, [x, w])
     torch.testing.assert_close(found, x @ w)
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "f(x, w)  out[n, m] = sum[k](float8(x[m, k]) * float8(w[k, n]))",
+        "f(x, w)  out[m, n] = sum[k](float8(w[k, n]) * float8(x[m, k]))",
+    ],
+)
+def test_results_in_other_orders(line: str, impl: str, runner: Runner) -> None:
+    x, w = operands("float8_matmul", (32,), 64, 48)
+    one = launcher(bind(parse_line(line), ((32, 64), (64, 48)), {}), ["bf16"] * 2, impl)
+    (found,) = runner.run(one, [x, w])
+    found = found.T if "n, m" in line else found
+    assert distance("float8_matmul", found, x, w) < 0.2
+
+
+def test_an_operand_of_a_batch_is_rounded_once(runner: Runner) -> None:
+    """Columns of each head are a product of a batch, with the same rows."""
+    line = "f(x, w)  out[b, h, s, d] = sum[k](float8(x[b, s, k]) * float8(w[k, (h d)])) where size(d) = 16"
+    x, w = operands("float8_matmul", (1, 32), 64, 64)
+    one = launcher(bind(parse_line(line), ((1, 32, 64), (64, 64)), {}), ["bf16"] * 2)
+    assert "new_empty((32, 64), dtype=torch.float8_e4m3fn)" in one.source
+    (found,) = runner.run(one, [x, w])
+    assert distance("float8_matmul", found.permute(0, 2, 1, 3).flatten(2), x, w) < 0.2
+
+
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_gradients_of_weights_may_be_in_float32(impl: str, runner: Runner) -> None:
+    x, y = operands("float8_matmul_tn", (64,), 32, 48)
+    bound = operator("float8_matmul_tn").bind(((64, 32), (64, 48)), ()).bound
+    bound = replace(bound, results=tuple(replace(r, dtype="f32") for r in bound.results))
+    (found,) = runner.run(launcher(bound, ["bf16"] * 2, impl), [x, y])
+    assert found.dtype == torch.float32
+    assert distance("float8_matmul_tn", found, x, y) < 0.2
+
+
+@pytest.mark.parametrize("shape", [(256, 512, 384), (64, 20000, 48), (4096, 4096, 4096)])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_two_launches_round(name: str, shape: tuple[int, int, int]) -> None:
+    """Also where rows are few or long, and are split over programs otherwise."""
+    m, k, n = shape
+    sizes = {"float8_matmul": ((m, k), (k, n)), "float8_matmul_nt": ((m, k), (n, k))}.get(name, ((k, m), (k, n)))
+    one = launcher(operator(name).bind(sizes, ()).bound, ["bf16"] * 2)
+    assert one.roundings == 2
+    assert [each.kind for each in one.work] == ["product"]

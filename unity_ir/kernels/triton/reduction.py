@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from unity_ir.forms.addresses import address
+from unity_ir.forms.addresses import address, power_of_two
 from unity_ir.forms.rewrite import reductions, rename
 from unity_ir.kernels.text import SUM, UNARY, Text
 from unity_ir.kernels.triton.expression import Axis
@@ -121,6 +121,26 @@ def reduction_launch(stages: Sequence[Stage], parts: int = 1, tiling: Tiling | N
     helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
     threads = warps_of(tiling, len(stages), body.loops)
     return body.kernel.launch(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
+
+
+TRANSPOSED = (32, 128)
+"""
+Rows and columns of a tile where neighbours in memory lie in different rows, and both passes of a program over its rows
+are to find the second time in the cache what they read the first: 64 bytes of each column.
+"""
+
+
+def rounding_launch(stages: Sequence[Stage], is_transposed: bool) -> KernelLaunch:
+    """
+    Return the launch of the kernel that computes `stages`, the scales of an operand's rows and the rows in 8 bits
+    (`forms.float8`). Rows are not split over programs, however few they are: each is read for its scale, and rounded.
+    """
+    if not is_transposed:
+        return reduction_launch(stages)
+    (node,) = dict.fromkeys(node for each in stages for node in reductions(each.expr))
+    sizes = sizes_of(node, stages[0].extents)
+    rows, columns = TRANSPOSED
+    return reduction_launch(stages, tiling=Tiling(rows, {sizes: min(columns, power_of_two(prod(sizes)))}))
 
 
 class RowKernel:

@@ -48,6 +48,7 @@ def weight_tables(weights, grads, moments, block, kept=16):
     others, addresses = [*own.values(), *states, *casts.values()], (*map(torch.Tensor.data_ptr, given),)
     # What is freed may be followed by another weight at the same address.
     key = (block, *own, *casts, *map(torch.Tensor.data_ptr, others), *map(torch.Tensor.numel, own.values()))
+    key = (*key, *[x.dtype for x in given])
     if (key, addresses) not in PLACED:
         keep(PLACED, (key, addresses), _placed(key, own, grads, moments, casts, block, kept), kept)
     found = PLACED[key, addresses]
