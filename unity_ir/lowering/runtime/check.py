@@ -94,9 +94,8 @@ def in_double(ctx, weights, local):
     where it has none). Return {weight: whole gradient}, or None if it fails on any rank. All ranks call it.
     """
     try:
-        text = re.sub(
-            r"\b(torch|tl)\.(float32|bfloat16|float16|float8_e4m3fn)\b", r"\1.float64", Path(__file__).read_text()
-        )
+        types = "float32|bfloat16|float16|float8_e4m3fn"
+        text = re.sub(rf"\b(torch|tl)\.({types})\b", r"\1.float64", Path(__file__).read_text())
         text = text.replace(".float()", ".double()")
         text = re.sub(r"(input_precision=\w+)\)", r"\1, out_dtype=tl.float64)", text)
         with tempfile.TemporaryDirectory() as folder:

@@ -40,18 +40,15 @@ def weight_tables(weights, grads, moments, block, kept=16):
     Return a list of WeightTables (where weights are in memory), with each of which one launch updates many weights: one
     for each combination of element types and alignment, in blocks of `block` elements. `weights`, `grads` and `moments`
     (the optimizer's state) are by name; frozen weights are left out. Tables are used again if no tensor has moved:
-    those of the last `kept` times that one had. Where only gradients have, which memory that is freed and taken again
-    may do in each step, tables differ from earlier ones in one column.
+    those of the last `kept` times that one had. Where only gradients have, tables differ in one column.
     """
     own, casts = trained(weights), weights.casts if _has_casts() else {}
     given, states = [grads[name] for name in own], [x for name in own for x in moments.get(name, ())]
     others, addresses = [*own.values(), *states, *casts.values()], (*map(torch.Tensor.data_ptr, given),)
     # What is freed may be followed by another weight at the same address.
-    key = (block, *own, *casts, *map(torch.Tensor.data_ptr, others), *map(torch.Tensor.numel, own.values()))
-    key = (*key, *[x.dtype for x in given])
-    if (key, addresses) not in PLACED:
-        keep(PLACED, (key, addresses), _placed(key, own, grads, moments, casts, block, kept), kept)
-    found = PLACED[key, addresses]
+    said = [x.numel() for x in own.values()], [x.dtype for x in given], map(torch.Tensor.data_ptr, others)
+    key = (block, *own, *casts, *(each for of in said for each in of))
+    found = _known((key, addresses), lambda: _placed(key, own, grads, moments, casts, block, kept), kept)
     LAST[:] = [(rows, blocks) for _, _, rows, blocks in found]
     return [
         WeightTable(rows, blocks, _of_weight(name, own, grads, moments, casts), is_aligned, block)
@@ -74,14 +71,12 @@ def _of_weight(name, weights, grads, moments, casts):
 def _placed(key, weights, grads, moments, casts, block, kept):
     """
     Return, for each table, the name of a weight in it, whether all in it are aligned, and its rows and blocks on the
-    device. `key` says where all but the gradients are: LAYOUTS has the last `kept` of them.
+    device. `key` says all but where gradients are.
     """
     # What a CUDA graph reads has memory of its own.
     of = key, (*[grads[name].data_ptr() % 16 for name in weights],), is_capturing()
-    if of not in LAYOUTS:
-        keep(LAYOUTS, of, _layout(weights, grads, moments, casts, block), kept)
     found = []
-    for is_aligned, names, rows, blocks in LAYOUTS[of]:
+    for is_aligned, names, rows, blocks in _known(of, lambda: _layout(weights, grads, moments, casts, block), kept):
         rows = rows.clone()
         rows[:, 1] = torch.tensor([grads[name].data_ptr() for name in names], dtype=torch.int64)
         found.append((names[0], is_aligned, _to(blocks.device, rows), blocks))
@@ -89,10 +84,7 @@ def _placed(key, weights, grads, moments, casts, block, kept):
 
 
 def _layout(weights, grads, moments, casts, block):
-    """
-    Return, for each table, whether all in it are aligned, the names of its weights, its rows on the host, and its
-    blocks on the device.
-    """
+    """Return, as `_placed`, whether all are aligned, their names, rows on the host, and blocks on the device."""
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     for name, weight in weights.items():
         tensors = _of_weight(name, weights, grads, moments, casts)
@@ -106,16 +98,21 @@ def _layout(weights, grads, moments, casts, block):
             found.setdefault(alike, {})[name] = (*row, group_of[name])
     tables = []
     for (*_, is_aligned), rows in found.items():
-        on_host, blocks = _tensors([*rows.values()], block)
-        tables.append((is_aligned, (*rows,), on_host, _to(weights[next(iter(rows))].device, blocks)))
+        on_host = torch.tensor([*rows.values()], dtype=torch.int64)
+        counts = (on_host[:, -2] + block - 1) // block
+        weight = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        within = torch.arange(len(weight)) - (counts.cumsum(0) - counts)[weight]
+        blocks = _to(weights[next(iter(rows))].device, torch.stack([weight, within], 1).to(torch.int32))
+        tables.append((is_aligned, (*rows,), on_host, blocks))
     return tables
 
 
-def keep(found, key, value, number):
-    """Add an item to a dict, of which at most `number`, those added last, are kept."""
-    while len(found) >= number:
-        del found[next(iter(found))]
-    found[key] = value
+def _known(key, made, kept):
+    """Return what PLACED has at a key, else what `made()` returns; it keeps `kept` tables, and as many layouts."""
+    PLACED[key] = PLACED.pop(key) if key in PLACED else made()
+    while len(PLACED) > 2 * kept:
+        del PLACED[next(iter(PLACED))]
+    return PLACED[key]
 
 
 LAST: list = []
@@ -124,11 +121,9 @@ LAST: list = []
 
 PLACED: dict = {}
 """
-What is in tables, by names, sizes and addresses, the latest last: gradients are mostly where they were a step ago.
+What is in tables, by names, sizes and addresses, and of gradients at any address; what was used last is last: they are
+mostly where they were a step ago.
 """
-
-LAYOUTS: dict = {}
-"""What is in tables, of gradients at any address, by what else PLACED has, and whether a CUDA graph reads it."""
 
 RESERVED: dict = {}
 """Memory, by its type, for the tables of a CUDA graph that is captured."""
@@ -144,15 +139,6 @@ def reserve_tables():
     """
     for found in zip(*LAST):
         RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
-
-
-def _tensors(rows, block):
-    """Return `rows`, whose last but one column has the numbers of elements, and `blocks`."""
-    on_host = torch.tensor(rows, dtype=torch.int64)
-    counts = (on_host[:, -2] + block - 1) // block
-    weight = torch.repeat_interleave(torch.arange(len(rows)), counts)
-    within = torch.arange(len(weight)) - (counts.cumsum(0) - counts)[weight]
-    return on_host, torch.stack([weight, within], 1).to(torch.int32)
 
 
 def _to(device, x):
@@ -189,7 +175,6 @@ def drop_tables():
     UNFILLED.clear()
     RESERVED.clear()
     PLACED.clear()
-    LAYOUTS.clear()
 
 
 @functools.cache
@@ -207,10 +192,9 @@ def _on_device(settings, device):
 
 def numbers_of(line, tensors, rate, live, **given):
     """
-    Return numbers for a kernel that updates weights, f32 [parameter groups, columns], on the device of the first of
-    `tensors`, a dict: for each group what `line`, such as `adamw_numbers`, returns, given `given` and the group's
-    hyperparameters, the learning rate times `rate`, and then `live`. `rate`, `live` and those given may be tensors []
-    on the device; with plain numbers the host does all, and copies the result there.
+    Return numbers for a kernel that updates weights, f32 [parameter groups, columns], on the device of `tensors` (by
+    name): what `line`, such as `adamw_numbers`, returns, given `given` and a group's hyperparameters, the learning rate
+    times `rate`, and then `live`. These may be tensors [] on the device; of plain numbers the host makes all.
     """
     settings = tuple(OPTIMIZER[1].items())
     # A rank may have no weights.
