@@ -53,6 +53,7 @@ from unity_ir.kernels.triton.window_writes import window_write_launch
 from unity_ir.pcg.types import HALVES
 from unity_ir.tdl.counts import rounds
 from unity_ir.tdl.divisibility import Analysis
+from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
     Access,
@@ -145,8 +146,9 @@ def _launcher(
     # Fusing asks for the launchers that the program then has, and most programs have those of others.
     bound = written.bound
     for dtype in (*operand_dtypes, *(r.dtype for r in bound.results if r.dtype)):
-        if dtype not in POINTERS:
-            raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(POINTERS)}")
+        if dtype not in POINTERS or dtype == FLOAT8:
+            known = ", ".join(d for d in POINTERS if d != FLOAT8)
+            raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {known}")
     if impl not in ("torch", "triton", "cudnn"):
         raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
     if impl == "torch" or any(is_opaque(r.expr) for r in bound.results):

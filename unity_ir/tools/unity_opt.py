@@ -39,7 +39,6 @@ from unity_ir.api.options import check_arguments, search_options, seconds, with_
 from unity_ir.api.read_text import as_xdsl, check_structure, read_module
 from unity_ir.api.text_errors import did_you_mean, name_operation, parse_error
 from unity_ir.errors import UnityError
-from unity_ir.pcg.mixed_precision import mixed_precision_options
 from unity_ir.tools.command_line import Once, outcome
 from unity_ir.tools.opt_arguments import add_arguments, check_repeated, expanded, usage_error
 from unity_ir.tools.opt_help import add_help
@@ -266,6 +265,8 @@ class UnityOpt(xDSLOptMain):
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
         if self.args.mixed_precision is not None:
             mixed: Any = self.available_passes["pcg-mixed-precision"]()
+            from unity_ir.pcg.mixed_precision import mixed_precision_options
+
             first = mixed(**mixed_precision_options(self.args.mixed_precision))
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
         if self.args.freeze is not None:

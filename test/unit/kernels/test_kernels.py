@@ -27,7 +27,7 @@ from unity_ir.ops.operator import Application
 from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
-from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.functions import FUNCTIONS, ROUNDED
 from unity_ir.tdl.parallel import Configuration, line_of_task
 from unity_ir.tdl.parse import parse_line
 
@@ -373,7 +373,7 @@ def test_refusals() -> None:
         launcher(bound, ("f64",))
     with pytest.raises(UnityError, match="use triton or torch"):
         launcher(bound, ("f32",), "cuda")
-    assert KERNEL_FUNCTIONS | {"identity"} == set(FUNCTIONS)
+    assert KERNEL_FUNCTIONS | {"identity", ROUNDED} == set(FUNCTIONS)
     for expression, message in (("log(2 - 3)", r"log\(-1\)"), ("prod[k](2)", "prod of 2")):
         line = f"odd(x)  out[i] = x[i] * {expression}" + "  where size(k) = 2000" * ("k" in expression)
         bound = bind(parse_line(line), ((4,),), {})

@@ -33,6 +33,7 @@ from unity_ir.rules.proof.forms import (
 )
 from unity_ir.rules.proof.scalar import defined, in_exact
 from unity_ir.rules.proof.symbolic_line import SymbolicLine
+from unity_ir.tdl.functions import ROUNDED
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     Access,
@@ -86,6 +87,8 @@ class ExpressionForms:
                 return self._binary(op, self.form(left, where), self.form(right, where))
             case Call("where", (condition, yes, no)):
                 return self._where(condition, self.form(yes, where), self.form(no, where), where)
+            case Call(function, (number,)) if function == ROUNDED and not self.line.context.rounds:
+                return self.form(number, where)
             case Call(function, args):
                 value = self._compared if function in COMPARISONS else self.form
                 return self._call(function, tuple(value(a, where) for a in args))

@@ -261,3 +261,16 @@ def test_what_rounds_otherwise_is_not_exact(text: str):
     assert found.verdict == "undecided"
     assert "round alike" in found.detail
     assert proof(text.replace("attributes {exact} ", "")).proved
+
+
+# --- products in 8 bits ----------------------------------------------------------------------------------------------
+
+
+def test_products_in_8_bits_are_not_those_in_16():
+    """They are the same to layouts and partial sums; a rule that exchanges them would change numbers."""
+    one, other = "%z = float8_matmul %x, %w yield %z", "%z = matmul %x, %w yield %z"
+    for source, target in ((one, other), (other, one)):
+        assert proof(f"(%x: [m, k], %w: [k, n]) {{ {source} }} to {{ {target} }}").verdict != "proved"
+    same = "%z = float8_matmul_nt %x, %v yield %z"
+    turned = "%v = transpose %w {permutation = [1, 0]} "
+    assert proof(f"(%x: [m, k], %w: [k, n]) {{ {one} }} to {{ {turned}{same} }}").verdict == "proved"
