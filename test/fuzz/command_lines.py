@@ -94,6 +94,8 @@ VALUES = (
         "pcg-stripe{stripes=0}",
         "pcg-stripe{stripes=2 block=0}",
         "pcg-mixed-precision{type=f8}",
+        "bf16,products=float8,smallest=1",
+        "bf16,products=float8-all,smallest=9999999999",
         "nothing",
         "os:getcwd",
         "json:loads",
