@@ -40,8 +40,8 @@ class Kernel:
 
     def rounding(self, operands: Sequence[int], reads: Sequence[int]) -> Kernel:
         """
-        Return the kernel if it reads its operands, of so many bytes, in half of them, after kernels that read each so
-        often rounded it.
+        Return the kernel with what comes before it: kernels that read its operands, whose bytes are `operands`, as
+        often as `reads` says, and write each in half of its bytes, which the kernel reads.
         """
         rounded, less = rounding_bytes(operands, reads)
         return replace(self, bytes=self.bytes - less, rounded=rounded, halved=less)
@@ -63,14 +63,17 @@ ROUNDINGS = 2
 
 
 def rounding_seconds(bytes: float, device: Device) -> float:
-    """Return the seconds of the kernels that round a product's operands and read and write so many bytes in all."""
+    """
+    Return the seconds of the two kernels that round a product's operands; `bytes` are all that they read and write.
+    """
     return ROUNDINGS * device.launch + bytes / (device.memory_bandwidth * device.efficiency)
 
 
 def rounding_bytes(operands: Sequence[Bytes], reads: Sequence[int]) -> tuple[Bytes, Bytes]:
     """
-    Return the bytes that kernels read and write to round a product's operands of 16 bits, each of so many bytes and
-    read so often, to 8 bits, and those that the product then does not read. Scales of rows are few.
+    Return the bytes that the kernels read and write which round a product's two operands from 16 to 8 bits, and the
+    bytes that the product reads less for it. `operands` has the bytes of each operand in 16 bits, `reads` how often it
+    is read. Scales of rows are few, and left out.
     """
     left, right = operands
     less = left // 2 + right // 2

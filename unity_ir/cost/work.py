@@ -17,10 +17,10 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Shapes
 from unity_ir.pcg.differentiate import nodes_with_gradient, operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, topological
-from unity_ir.pcg.types import ELEMENT_BYTES, HALVES, TensorType, divided_type
+from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
 from unity_ir.tdl.counts import contraction_flops, flops, rounds
 from unity_ir.tdl.divisibility import Analysis
-from unity_ir.tdl.element_types import FLOAT8
+from unity_ir.tdl.element_types import FLOAT8, HALVES
 from unity_ir.tdl.parallel import Configuration, line_of_task, operand_degrees
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
 

@@ -70,8 +70,9 @@ from unity_ir.pcg.collectives import HALO_EXCHANGES, PLANNED
 from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins_of, role_class, role_name
-from unity_ir.pcg.types import HALVES, tensor_type
+from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.divisibility import Halos
+from unity_ir.tdl.element_types import HALVES
 
 MAX_DEVICES = 2**20
 """Maximum number of devices of a mesh, more than any cluster has."""

@@ -50,10 +50,9 @@ from unity_ir.kernels.triton.row_sums import row_sum_launches
 from unity_ir.kernels.triton.scatter import scatter_launches
 from unity_ir.kernels.triton.tiling import have_rows_in_common
 from unity_ir.kernels.triton.window_writes import window_write_launch
-from unity_ir.pcg.types import HALVES
 from unity_ir.tdl.counts import rounds
 from unity_ir.tdl.divisibility import Analysis
-from unity_ir.tdl.element_types import FLOAT8
+from unity_ir.tdl.element_types import FLOAT8, HALVES
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
     Access,
@@ -476,8 +475,7 @@ def _float8(function: _Function) -> Launcher | None:
         stages = [function.stage(each.line, r, o, kernel=kernel) for r, o in results]
         launches.append(rounding_launch(stages, each.is_transposed))
         function.buffers |= dict(zip((r.name for r in each.line.results), outputs, strict=True))
-    outputs = [function.output(r) for r in parts.product.results]
-    made, finals = _staged(function, parts.product, outputs, function.name)
+    made, finals = _staged(function, parts.product)
     found = function.launcher([*launches, *made], finals)
     return replace(found, work=found.work[len(launches) :], roundings=len(launches))
 
@@ -486,28 +484,22 @@ def _stages(function: _Function, line: Bound) -> Launcher:
     """Return the launcher of a line that is cut into stages, each computed by the generator of its form."""
     line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
     line = without_ones(simplified(line, function.starts))
-    launches, finals = _staged(function, line, [function.output(r) for r in line.results], function.name)
-    return function.launcher(launches, finals)
+    return function.launcher(*_staged(function, line))
 
 
-def _staged(
-    function: _Function, line: Bound, outputs: Sequence[Buffer], name: str
-) -> tuple[list[KernelLaunch], list[Buffer]]:
-    """
-    Return the launches that compute the results of a simplified line, as stages, and the buffers with the results:
-    `outputs`. Names of kernels begin with `name`.
-    """
+def _staged(function: _Function, line: Bound) -> tuple[list[KernelLaunch], list[Buffer]]:
+    """Return the launches that compute the results of a simplified line, as stages, and the buffers they fill."""
     bound, dtypes = function.bound, function.dtypes
     _check_functions(bound.operator, (r.expr for r in line.results))
     results = Results(line, function.buffers, function.names, function.starts)
-    for result, output in zip(line.results, outputs, strict=True):
-        results.add(result, output)
+    for result in line.results:
+        results.add(result, function.output(result))
     one = len(results.parts) == 1
-    plain = one and name == function.name and not any(d in NOT_FLOATING for d in dtypes) and not bound.has_windows
+    plain = one and not any(d in NOT_FLOATING for d in dtypes) and not bound.has_windows
     family = _family(bound, dtypes) if plain else None
     stages: list[list[Stage]] = []
     for number, (result, output) in enumerate(results.parts):
-        kernel = f"{name}_kernel" if one else f"{name}_{number}_kernel"
+        kernel = f"{function.name}_kernel" if one else f"{function.name}_{number}_kernel"
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
         more = {"kernel": kernel, "buffers": read, "family": family, "operator": _words(bound)}
         stage = function.stage(line, result, output, **more)

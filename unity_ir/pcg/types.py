@@ -27,7 +27,6 @@ from typing import Literal
 
 from unity_ir.errors import UnityError
 from unity_ir.tdl.divisibility import Halos
-from unity_ir.tdl.element_types import HALVES as HALVES
 from unity_ir.tdl.parallel import Degrees
 from unity_ir.tdl.syntax import NOT_FLOATING
 

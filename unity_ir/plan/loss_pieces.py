@@ -23,7 +23,6 @@ from typing import TypeVar
 from unity_ir.errors import UnityError
 from unity_ir.pcg.loss_part import dims_along, has_contraction, piece_variable
 from unity_ir.pcg.sharding import REPEAT, SUM, Assignment, GridRole, Mesh, is_shard, operand_role, result_role
-from unity_ir.pcg.types import HALVES
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -41,6 +40,7 @@ from unity_ir.plan.program import (
     reading,
     reads,
 )
+from unity_ir.tdl.element_types import HALVES
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from unity_ir.forms.rewrite import simplified
 from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.pcg.sharding import assignment_for
-from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
+from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.program import (
     Compute,
@@ -33,6 +33,7 @@ from unity_ir.plan.program import (
     reading,
     reads,
 )
+from unity_ir.tdl.element_types import HALVES
 
 ALIGNED = 16
 """Bytes of an asynchronous copy to shared memory, and of what a tensor descriptor's strides are multiples."""

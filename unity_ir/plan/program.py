@@ -27,8 +27,9 @@ from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, Pins, role_name
-from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
+from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.divisibility import Analysis, Halos
+from unity_ir.tdl.element_types import HALVES
 from unity_ir.tdl.parallel import Configuration, line_of_task
 from unity_ir.tdl.syntax import Bound
 

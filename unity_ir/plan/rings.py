@@ -39,7 +39,6 @@ from unity_ir.pcg.sharding import (
     operand_layout,
     result_layout,
 )
-from unity_ir.pcg.types import HALVES
 from unity_ir.plan.program import (
     Compute,
     Instruction,
@@ -52,6 +51,7 @@ from unity_ir.plan.program import (
     reads,
 )
 from unity_ir.plan.saved_softmax import first_with_values
+from unity_ir.tdl.element_types import HALVES
 from unity_ir.tdl.syntax import AttrValue
 
 _RINGED = (ATTENTION.name, ATTENTION_RANGES.name, ATTENTION_STRIPED.name)

@@ -135,10 +135,10 @@ def compile_requests(
 
     Models and machines are given by name, `plans` are names of search strategies, or `ring`, `types` element types, or
     `mixed` (mixed precision) or `float8` (mixed precision with products in 8 bits); `convolution` is the implementation
-    of convolutions, `triton` or `torch`. Each plan is
-    made on the first of `machines` where it fits; programs that cannot be made are listed in the result. Programs of
-    the last of `types` train with Adam, the others with SGD. `processes` is the number of processes that work on
-    different models in parallel. Raises `UnityError` if one of them is killed.
+    of convolutions, `triton` or `torch`. Each plan is made on the first of `machines` where it fits; programs that
+    cannot be made are listed in the result. Programs of the last of `types` train with Adam, the others with SGD.
+    `processes` is the number of processes that work on different models in parallel. Raises `UnityError` if one of them
+    is killed.
     """
     asked = CompileRequests()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)

@@ -96,7 +96,10 @@ def _finishing(parts: int) -> tuple[int, dict[tuple[int, ...], int]]:
 
 
 def _division(stages: Sequence[Stage], form: ColumnSums, sums: int) -> _Division | None:
-    """Return how programs divide the matrix, for so many sums; None if it is too small, or its rows too long."""
+    """
+    Return how programs divide the matrix of a line with `sums` sums of columns; None if it has too few rows, or if they
+    are too long.
+    """
     columns = tuple(stages[0].extents[n] for n in form.columns)
     count, width = prod(stages[0].extents[n] for n in form.rows), prod(columns)
     if count < FEWEST_ROWS or (form.has_statistics and width > (LONGEST if sums > 1 else 2 * LONGEST)):

@@ -11,7 +11,6 @@ from unity_ir.lowering.emit.rows import Row, merged
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
 from unity_ir.pcg.sharding import REPEAT, SUM, coordinate_of, is_pinned, is_shard, pins_of, role_name
-from unity_ir.pcg.types import HALVES
 from unity_ir.plan.deadlock import ranks_of_move, register_names
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import (
@@ -28,6 +27,7 @@ from unity_ir.plan.program import (
     reads,
 )
 from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, ScheduledLine, Wait, piece_bytes
+from unity_ir.tdl.element_types import HALVES
 
 BACKWARD = "# --- backward"
 """Line of its own, a comment, after the line that computes the loss; profiles look for it."""
