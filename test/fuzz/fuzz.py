@@ -52,6 +52,7 @@ DEEP: tuple[tuple[str, ...], ...] = (
     ("-t", "triton"),
     ("-t", "triton{kernels=torch matmul=torch}"),
     ("-t", "triton{optimizer=adam fuse=false convolution=triton}"),
+    ("-t", "triton{convolution=triton channels=last}"),
     ("-p", "pcg-differentiate"),
     ("-p", "pcg-differentiate{optimizer=adamw lr=0.1},pcg-fuse-collectives"),
     ("-p", "pcg-differentiate,pcg-fuse-collectives,lower-pcg-to-spmd"),

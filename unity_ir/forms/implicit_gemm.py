@@ -41,6 +41,8 @@ class ImplicitGemm:
     """Sizes, stride, dilation and first position of both windows by parameter, such as `STRIDE_0`."""
     groups: int
     """Number of groups, each of which is one matrix product."""
+    channels: int
+    """Number of channels among the summed elements or, for a weight's gradient, among the columns."""
 
 
 def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[str, int]) -> ImplicitGemm | None:
@@ -94,7 +96,8 @@ def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[st
         "data": (batch * size, shared, own * inner),
         "weight": (own, shared * inner, batch * outer),
     }[of.form]
-    return ImplicitGemm(of, sizes, strides, geometry, groups)
+    channels = own if of.form == "data" else shared
+    return ImplicitGemm(of, sizes, strides, geometry, groups, channels)
 
 
 def _dim_strides(indices: Sequence[object], extents: Mapping[str, int]) -> dict[Window, int]:

@@ -18,15 +18,15 @@ from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product_o
 from unity_ir.forms.column_sums import ColumnSums
 from unity_ir.forms.compose import AND
 from unity_ir.forms.contraction import Contraction, contraction, product_factors, strides
-from unity_ir.forms.convolution import Convolution
+from unity_ir.forms.convolution import Convolution, convolution
 from unity_ir.forms.float8 import float8_lines, without_rounding
 from unity_ir.forms.grouped import Grouped, routed
 from unity_ir.forms.implicit_gemm import implicit_gemm
 from unity_ir.forms.moments import Moments
 from unity_ir.forms.rewrite import simplified, with_variables_of, without_ones
 from unity_ir.forms.row_sums import RowSums
-from unity_ir.forms.rows import padded_rows
 from unity_ir.forms.scatter import Scatter
+from unity_ir.forms.stored import padded_rows
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.kernels.pytorch.attention import HAS_CUDNN, cudnn_attention, cudnn_lines
@@ -66,6 +66,7 @@ from unity_ir.tdl.syntax import (
     Window,
     accesses,
     children,
+    index_names,
 )
 
 __all__ = ["Compiled", "Launcher", "launcher", "optimizer_launcher"]
@@ -361,7 +362,20 @@ def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] =
     attention = cudnn_attention(bound, dtypes, function.starts)
     if attention is not None:
         lines = [*cudnn_lines(attention, function.variables, function.names), *lines]
-    return Launcher(function.name, (HAS_CUDNN if attention else "") + function.text(lines), {}, ())
+    source = (HAS_CUDNN if attention else "") + function.text(lines)
+    return Launcher(function.name, source, {}, (), beside=int(_turns_weight(bound)))
+
+
+def _turns_weight(bound: Bound) -> bool:
+    """
+    Return whether a line is the gradient of a convolution's weight, stored with the taps last, of images that are not:
+    cuDNN makes it in their order.
+    """
+    (result, *more) = bound.results
+    found = None if more else convolution(result.indices, result.expr, bound.extents)
+    if found is None or found.form != "weight" or isinstance(found.image.indices[-1], Window):
+        return False
+    return {n for i in result.indices[-1:] for n in index_names(i)} == {found.slidings[-1].inner}
 
 
 def _float8_by_torch(function: _Function) -> Launcher | None:
@@ -477,7 +491,7 @@ def _float8(function: _Function) -> Launcher | None:
         function.buffers |= dict(zip((r.name for r in each.line.results), outputs, strict=True))
     made, finals = _staged(function, parts.product)
     found = function.launcher([*launches, *made], finals)
-    return replace(found, work=found.work[len(launches) :], roundings=len(launches))
+    return replace(found, work=found.work[len(launches) :], beside=len(launches))
 
 
 def _stages(function: _Function, line: Bound) -> Launcher:

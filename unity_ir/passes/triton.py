@@ -43,6 +43,8 @@ class TritonTarget(OptimizerOptions, Target):
     `matmul` chooses the implementation of matrix products: `triton`, `torch` (cuBLAS), or `auto`, for each product the
     faster one by estimate. `convolution` chooses that of convolutions: `torch` (cuDNN) or `triton`; `attention` that of
     plain attention in 16 bits: `triton`, `torch` (cuDNN, on GPUs that have it), or `auto`, for each the faster one.
+    `channels` says how images that convolutions read and make are stored: with channels `last`, `first`, or `auto`:
+    last where convolutions have 16-bit operands.
     `kernels` chooses that of all other operators; `torch` makes the whole program plain PyTorch, for CPUs. `tune` is a
     table of `unity-tune`: an operator measured there on the same shapes gets the faster implementation.
 
@@ -58,6 +60,7 @@ class TritonTarget(OptimizerOptions, Target):
     kernels: str = "triton"
     convolution: str = "torch"
     attention: str = "auto"
+    channels: str = "auto"
     tune: str | None = None
     bucket: int | None = None
     fuse: bool = True
@@ -97,7 +100,7 @@ class TritonTarget(OptimizerOptions, Target):
         tuned = None if self.tune is None else read_table(Path(self.tune))
         order = None if self.schedule is None else _read_schedule(Path(self.schedule))
         settings = self.matmul, self.kernels, self.convolution, tuned, self.fuse, self.bucket, order, self.attention
-        options = PlanOptions(*settings)
+        options = PlanOptions(*settings, channels=self.channels)
         check_step(program, reference)
         links = [machine.levels[level].name for level in levels]
         peaks = {dtype: peak * program.devices for dtype, peak in machine.device.flops.items()} if levels else {}

@@ -27,7 +27,7 @@ from unity_ir.forms.column_sums import is_column_sum, with_common_variables
 from unity_ir.forms.compose import AND, Part, composed, relabelled
 from unity_ir.forms.kinds import CONTRACTIONS, kind
 from unity_ir.forms.row_sums import with_row_variables
-from unity_ir.forms.rows import can_be_padded
+from unity_ir.forms.stored import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
 from unity_ir.kernels.triton.tiling import AT_WORK
@@ -105,6 +105,8 @@ class GroupMemo:
     """The implementation of every operator, by its number."""
     sums: dict[int, bool] = field(default_factory=dict[int, bool])
     """Whether the operator of this number sums columns."""
+    convolutions: dict[int, tuple[int, int, int] | None] = field(default_factory=dict[int, tuple[int, int, int] | None])
+    """Which operands and results of the operator of this number are a convolution's images and its weight."""
 
     def __reduce__(self) -> tuple[type[GroupMemo], tuple[()]]:
         """Pickle an empty cache: numbers of operators are those of a process."""
@@ -112,7 +114,7 @@ class GroupMemo:
 
     def shrink(self) -> None:
         """Empty the cache if it has more than `MOST_REMEMBERED` operators and groups."""
-        every = self.launches, self.lines, self.choices, self.sums
+        every = self.launches, self.lines, self.choices, self.sums, self.convolutions
         if sum(map(len, every)) > MOST_REMEMBERED:
             for each in every:
                 each.clear()
@@ -534,11 +536,15 @@ class _Fuser:
         each = [self._launches(m) or () for m in members]
         alone = [launch for launches in each for launch in launches]
         most = max((launch.kind for launch in alone), key=KINDS.index)
+        are_saved = len(made.work) <= len(alone) - len(members) + 1
         if made.work[0].kind == "columns" and most == "rows":
             most = "columns"
+        elif most == "columns" and {launch.kind for launch in made.work} == {"rows"}:
+            # Means of columns and of their distances, in one pass.
+            return made.work if are_saved and _passes(made.work) == 1 else None
         elif line.apart and (most != "elements" or len(made.work) > len(alone)):
             return None
-        elif not line.apart and len(made.work) > len(alone) - len(members) + 1:
+        elif not line.apart and not are_saved:
             return None
         if made.work[0].kind != most or _passes(made.work) > _passes(alone):
             return None

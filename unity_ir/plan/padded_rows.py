@@ -17,7 +17,7 @@ from unity_ir.errors import UnityError
 from unity_ir.forms.classify import is_product_or_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.rewrite import simplified
-from unity_ir.forms.rows import can_be_padded
+from unity_ir.forms.stored import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.pcg.sharding import assignment_for
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -97,7 +97,7 @@ def with_padded_copies(program: Program, choice: Choice) -> Program:
     for register in sorted(wanted):
         uses = [i for i in program.body if isinstance(i, Compute) and register in i.operands]
         takers[register] = [i for i in uses if _takes(program, i, register, choice)]
-        copy = _copy(program, register, max(tensors) + 1)
+        copy = copy_of(program, register, max(tensors) + 1)
         if copy is None or not any(_is_matrix(program, i, register, WORTH_A_COPY) for i in takers[register]):
             continue
         (made,) = copy.results
@@ -116,8 +116,11 @@ def with_padded_copies(program: Program, choice: Choice) -> Program:
     return replace(program, tensors=tensors, body=tuple(body))
 
 
-def _copy(program: Program, register: Register, result: Register) -> Compute | None:
-    """Return a cast of a tensor to its own type; None if no layout's rule allows one."""
+def copy_of(program: Program, register: Register, result: Register) -> Compute | None:
+    """
+    Return an instruction that copies a tensor to the register `result`, which may be stored in another way: a cast to
+    the type that it has. None if no layout's rule allows one.
+    """
     tensor = program.tensors[register]
     to = (("to", tensor.dtype),)
     assignment = assignment_for(global_line("cast", [tensor], to), [tensor.layout], tensor.layout)
@@ -131,8 +134,10 @@ def _padded(program: Program, register: Register) -> int:
 
 def _is_unaligned(program: Program, register: Register) -> bool:
     """Return whether rows of a tensor begin at addresses of which asynchronous copies take none."""
-    shape = program.tensors[register].local(program.mesh)
-    size = ELEMENT_BYTES[program.tensors[register].dtype]
+    tensor = program.tensors[register]
+    if tensor.is_channels_last:
+        return False  # whose rows are of channels
+    shape, size = tensor.local(program.mesh), ELEMENT_BYTES[tensor.dtype]
     return len(shape) > 1 and shape[-1] >= FEWEST and shape[-1] * size % ALIGNED != 0
 
 

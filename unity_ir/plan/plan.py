@@ -20,8 +20,8 @@ from unity_ir.forms.classify import classify, is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import CONTRACTIONS, kind
 from unity_ir.forms.rewrite import simplified
-from unity_ir.forms.rows import has_padded_results
 from unity_ir.forms.scatter import scattered
+from unity_ir.forms.stored import has_padded_results
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.pytorch.attention import cudnn_attention, cudnn_is_faster
 from unity_ir.machine.model import Machine
@@ -31,6 +31,7 @@ from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Pins, is_shard, pins_of
 from unity_ir.plan.additions import with_additions, with_longer_products
+from unity_ir.plan.channels_last import with_channels_last
 from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, ranks_of_move
 from unity_ir.plan.groups import GroupMemo, with_fusions
@@ -69,6 +70,8 @@ from unity_ir.tdl.syntax import Bound, Slice, accesses
 
 AUTO = "auto"
 """The implementation of matrix products that is chosen by estimate, for each of them."""
+CHANNELS = ("auto", "last", "first")
+"""Where images that convolutions read and make may have their channels (`PlanOptions.channels`)."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class PlanOptions:
     order: PipelineSchedule | None = None
     """The schedule of a step in stages, in place of that which the plan names; with sends or without."""
     attention: str = "auto"
+    channels: str = "auto"
+    """
+    Where images are stored that convolutions read and make: with the channels `last`, or `first`, before rows and
+    columns; `auto` is last where convolutions have 16-bit operands (`plan.channels_last`).
+    """
     eager: bool = False
     """
     Whether casts of weights and gradients, additions of gradients, and moves of parts of tensors are kernels of their
@@ -110,6 +118,10 @@ class PlanOptions:
             known = (*IMPLEMENTATIONS, *((AUTO,) if name in ("matmul", "attention") else ()))
             if value not in known:
                 raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(known)}")
+        if self.channels not in CHANNELS:
+            raise UnityError(
+                f"triton: channels is {self.channels!r}; it must be {', '.join(CHANNELS[:-1])} or {CHANNELS[-1]}"
+            )
         if self.bucket is not None and self.bucket < 0:
             raise UnityError(f"triton: bucket is {self.bucket}; it must be 0 or more bytes")
         if self.kernels == "torch" and self.tuned is not None:
@@ -371,7 +383,7 @@ class Plan:
             made = launcher(operator.line, operator.dtypes, self.implementations[compute], operator.divided)
         except UnityError:
             return 1  # a type that no kernel takes, such as f64: it cannot be emitted
-        return max(len(made.work), 1) + made.roundings
+        return max(len(made.work), 1) + made.beside
 
     def bytes_of_copies(self, kind: str) -> int:
         """
@@ -436,9 +448,12 @@ def _without_waits(after: StepPart, waited: Collection[Register]) -> StepPart:
 
 def with_kernels(program: Program, options: PlanOptions) -> Program:
     """
-    Return the program prepared for Triton kernels: rows padded (`with_padded_rows`, `with_padded_copies`) and, if
-    `options.fuse`, operators fused (`with_fusions`). `options.memo` is the cache of groups, read and extended.
+    Return the program prepared for Triton kernels: images with channels last (`with_channels_last`), rows padded
+    (`with_padded_rows`, `with_padded_copies`) and, if `options.fuse`, operators fused (`with_fusions`). `options.memo`
+    is the cache of groups, read and extended.
     """
+    if options.channels != "first" and not options.eager:
+        program = with_channels_last(program, options.memo, are_short=options.channels == "auto")
     # First for what is known of single operators, as a product's speed depends on it; then for groups.
     program = with_padded_rows(program, options.implementation)
     if not options.eager:

@@ -21,7 +21,7 @@ from math import prod
 from typing import Literal
 
 from unity_ir.errors import UnityError
-from unity_ir.forms.rows import with_rows
+from unity_ir.forms.stored import with_channels_last, with_rows
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Graph, Pipeline
@@ -53,6 +53,8 @@ class Tensor:
     halo_sum: Halos = ()
     row: int = 0
     """Elements that a row, along the last dim, is stored with, if more than it has (`padded_rows`); else 0."""
+    is_channels_last: bool = False
+    """Whether the second dim is stored as the last one (`plan.channels_last`)."""
 
     def __str__(self) -> str:
         """Return global shape, element type and the role of each mesh axis: `[64, 32] f32, dim 0, repeat`."""
@@ -592,18 +594,23 @@ class Program:
 
     def local_line(self, instruction: Compute) -> Bound:
         """
-        Return the TDL line of an operator or fused group, bound to the shapes of one rank's pieces and to the strides
-        of padded rows: what its kernel computes.
+        Return the TDL line of an operator or fused group, bound to the shapes of one rank's pieces, as they are stored
+        (`forms.stored`): what its kernel computes.
         """
+        count = len(instruction.operands)
+        tensors = [self.tensors[r] for r in (*instruction.operands, *instruction.results)]
         if isinstance(instruction, Fused):
             assert instruction.line is not None
-            line = instruction.line
+            line = instruction.line  # of its members' lines, which have channels in the places where they are stored
         else:
             line = piece_of_line(self.analysis(instruction), instruction.assignment, self.mesh)
-        rows = [self.tensors[r].row for r in (*instruction.operands, *instruction.results)]
+            last = [t.is_channels_last for t in tensors]
+            if any(last):
+                images = {p.name for p, is_last in zip(line.operands, last[:count], strict=True) if is_last}
+                line = with_channels_last(line, images, last[count:])
+        rows = [t.row for t in tensors]
         if not any(rows):
             return line
-        count = len(instruction.operands)
         named = {p.name: row for p, row in zip(line.operands, rows[:count], strict=True) if row}
         return with_rows(line, named, rows[count:])
 

@@ -24,8 +24,8 @@ def with_short_gradients(program: Program) -> Program:
     a longer type goes away if only an update reads its result, and the update reads the cast's operand.
 
     Casts stay for weights that are pinned (on some of the ranks only), since all ranks exchange gradients in one
-    element type when a program runs with `--check`, and for operands that are stored with padded rows, which updates
-    cannot read.
+    element type when a program runs with `--check`, and for operands that are stored with padded rows or channels last,
+    which updates cannot read.
     """
     readers = Counter(r for instruction in program.body for r in reads(instruction))
     updated = {i.grad for i in program.body if isinstance(i, UpdateWeight)}
@@ -39,6 +39,7 @@ def with_short_gradients(program: Program) -> Program:
                 and _is_longer(program, result, operand)
                 and not pins_of(program.tensors[result].layout)
                 and not program.tensors[operand].row
+                and not program.tensors[operand].is_channels_last
             ):
                 short[result] = operand
             case _:

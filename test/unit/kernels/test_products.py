@@ -10,7 +10,7 @@ from case import Case
 from kernel_checks import check, random_operands
 from operator_cases import DTYPES
 
-from unity_ir.forms.rows import with_rows
+from unity_ir.forms.stored import with_rows
 from unity_ir.kernels.launchers import Launcher, can_add, launcher
 from unity_ir.kernels.triton import matmul
 from unity_ir.kernels.triton.matmul import descriptor_tile, tile_of

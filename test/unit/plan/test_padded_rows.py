@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from unity_ir.forms.addresses import needs_int64
-from unity_ir.forms.rows import with_rows
+from unity_ir.forms.stored import with_rows
 from unity_ir.kernels.launchers import launcher
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load

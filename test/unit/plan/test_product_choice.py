@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unity_ir.errors import UnityError
-from unity_ir.forms.rows import with_rows
+from unity_ir.forms.stored import with_rows
 from unity_ir.plan.local_operator import LocalOperator
 from unity_ir.plan.plan import PlanOptions
 from unity_ir.plan.products import product_implementation

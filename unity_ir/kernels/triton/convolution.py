@@ -8,8 +8,10 @@ Generate kernels of convolutions and their two gradients: matrix products whose 
 | data | batch, positions written | shared | own, inner |
 | weight | own | shared, inner | batch, outer |
 
-The names are those of `forms.convolution`; the groups are the second axis of the grid. The sum for a weight's gradient
-is long, so programs compute partial sums, which PyTorch adds up: no atomics, so that results do not depend on timing.
+The names are those of `forms.convolution`; the groups are the second axis of the grid. The last name of an entry is
+the fastest; where channels (shared or own) are neighbours in memory, they are that in place of taps (inner). The sum
+for a weight's gradient is long, so programs compute partial sums, which PyTorch adds up: no atomics, so that results do
+not depend on timing.
 """
 
 from __future__ import annotations
@@ -60,12 +62,27 @@ _DOT = """\
             b = b.to(tl.float32)
         product = tl.dot(a, b, product, input_precision=CONVOLUTION_PRECISION)
 """
-_TAP = """\
+
+
+def _tap(k: str, indent: str) -> str:
+    """Return the lines that take the position `k` among a kernel's channels and taps apart."""
+    lines = (
+        "if CHANNELS_LAST:",
+        f"    channel = {k} % CHANNELS",
+        f"    i = {k} // CHANNELS // INNER_1",
+        f"    j = {k} // CHANNELS % INNER_1",
+        "else:",
+        f"    channel = {k} // (INNER_0 * INNER_1)",
+        f"    i = {k} // INNER_1 % INNER_0",
+        f"    j = {k} % INNER_1",
+    )
+    return "".join(f"{indent}{line}\n" for line in lines)
+
+
+_TAP = f"""\
         k = start + steps
         k_inside = k < K
-        channel = k // (INNER_0 * INNER_1)
-        i = k // INNER_1 % INNER_0
-        j = k % INNER_1
+{_tap("k", "        ")}\
 """
 
 _FORWARD = f"""\
@@ -114,9 +131,7 @@ _DATA = f"""\
 """
 
 _WEIGHT = f"""\
-    channel = n // (INNER_0 * INNER_1)
-    i = n // INNER_1 % INNER_0
-    j = n % INNER_1
+{_tap("n", "    ")}\
     a_ptr += (m * a_own)[:, None] + group * a_group
     b_ptr += (channel * b_shared)[None, :] + group * b_group
     begin = tl.program_id(2) * PART
@@ -167,7 +182,9 @@ def convolution_launch(stage: Stage, of: ImplicitGemm) -> KernelLaunch:
     a, b = (other, image) if form == "weight" else (image, other)
     block_m, block_n, block_k, warps, stages = blocks(m, n, k, form, a.dtype)
     tiles = -(-m // block_m) * -(-n // block_n)
-    constants: dict[str, Scalar] = {**of.geometry}
+    # Channels that are neighbours in memory are neighbours in the sum, or in its columns, too.
+    is_last = of.strides["b_shared" if form == "weight" else f"a_{'shared' if form == 'forward' else 'own'}"] == 1
+    constants: dict[str, Scalar] = {**of.geometry, "CHANNELS": of.channels, "CHANNELS_LAST": is_last}
     grid: tuple[int, ...] = (tiles, of.groups)
     output, allocation, after = stage.output, stage.allocation, tuple[str, ...]()
     if form == "weight":

@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from unity_ir.forms.addresses import Address, address
+from unity_ir.forms.addresses import Address, address, power_of_two
 from unity_ir.forms.moments import Moments
 from unity_ir.kernels.triton.launch import KernelLaunch, Stage
 from unity_ir.kernels.triton.reduction import RowKernel, in_parts, new_variable
-from unity_ir.kernels.triton.tiling import Tiling, parts_of, tiling_of, warps_of
+from unity_ir.kernels.triton.tiling import TILE, Tiling, parts_of, tiling_of, warps_of
 from unity_ir.tdl.syntax import Access, Reduce
+
+MERGED = 16
+"""Most rows whose parts a program merges: neighbours in memory, so that it reads 64 bytes of each part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,8 @@ def _rows(stages: Sequence[Stage], form: Moments, divided: _Division) -> KernelL
 
 def _merge(stages: Sequence[Stage], form: Moments, divided: _Division) -> KernelLaunch:
     """Return the launch of the kernel that merges the parts of each row, and stores the results."""
-    tiling = tiling_of([stages[0].expr], stages[0].extents, form.rows, ())
+    width = power_of_two(divided.parts)
+    tiling = Tiling(min(MERGED, max(1, TILE // width)), {(divided.parts,): width})
     body = RowKernel(stages, form.rows, tiling, 1)
     writer = body.writer
     body.rows_of_program()

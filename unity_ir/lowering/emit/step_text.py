@@ -374,7 +374,8 @@ class StepWriter:
         is_piece = registers[0] in self.program.in_pieces
         pieces = f", {role_name(tensor.layout[self.program.axes])} in pieces" if is_piece else ""
         in_time = f", {role_name(time)} in time" if time != REPEAT else ""
-        return f"{what} {list(tensor.shape)}, {roles}{in_time}{pieces}"
+        stored = ", channels last" if tensor.is_channels_last else ""
+        return f"{what} {list(tensor.shape)}, {roles}{in_time}{pieces}{stored}"
 
     def _constant(self, register: Register, value: float) -> str:
         tensor = self.program.tensors[register]

@@ -1,13 +1,46 @@
-"""Say in a bound line which tensors are stored with padded rows."""
+"""Say in a bound line how tensors are stored: with padded rows, or images with the channels last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from unity_ir.forms.rewrite import map_children
 from unity_ir.tdl.syntax import Access, Bound, Expr, PaddedVar, Var, accesses
+
+T = TypeVar("T")
+
+
+def with_channels_last(line: Bound, operands: Collection[str], results: Sequence[bool]) -> Bound:
+    """
+    Return a bound line whose tensors have their dims in the order in which they are stored, which for some is that of
+    `channels_last`: the `operands` with these names, and the results for which `results` is true, in their order.
+    """
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, Access):
+            is_last = expr.tensor in operands
+            return Access(expr.tensor, channels_last(expr.indices) if is_last else expr.indices, expr.starred)
+        return map_children(expr, visit)
+
+    made = zip(line.results, results, strict=True)
+    return replace(
+        line,
+        results=tuple(
+            replace(r, indices=channels_last(r.indices) if is_last else r.indices, expr=visit(r.expr))
+            for r, is_last in made
+        ),
+    )
+
+
+def channels_last(dims: tuple[T, ...]) -> tuple[T, ...]:
+    """
+    Return what `dims` has for each dim of an image in the order in which it is stored with the channels last: given
+    (samples, channels, rows, columns), returns (samples, rows, columns, channels).
+    """
+    first, channels, *others = dims
+    return (first, *others, channels)
 
 
 def with_rows(line: Bound, operands: Mapping[str, int], results: Sequence[int]) -> Bound:
