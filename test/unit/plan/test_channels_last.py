@@ -24,17 +24,18 @@ from unity_ir.search import run
 PAIR = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
 
 
-def network(image: int = 8) -> Graph:
-    """Two convolutions, of nine taps and of one, and what is between them."""
-    x = leaf("input", tensor_type((4, 3, image, image), "f32"), name="x").result
+def network(image: int = 8, channels: int = 16, of: str = "input") -> Graph:
+    """Two convolutions, of nine taps and of one, and what is between them; of images that come in or are trained."""
+    x = leaf(of, tensor_type((4, 3, image, image), "f32"), name="x").result
     first, second = (
-        leaf("weight", tensor_type(s, "f32"), name=n).result for n, s in (("w", (16, 3, 3, 3)), ("v", (8, 16, 1, 1)))
+        leaf("weight", tensor_type(s, "f32"), name=n).result
+        for n, s in (("w", (channels, 3, 3, 3)), ("v", (8, channels, 1, 1)))
     )
     h = apply("relu", [apply("conv2d", [x, first], PAIR).result]).result
     h = apply("conv2d", [h, second], {**PAIR, "padding": (0, 0)}).result
     y = leaf("input", tensor_type((4, 8), "f32"), name="y").result
     out = apply("reduce_mean", [h], {"dim": 2, "count": 2}).result
-    return Graph("network", (x.node, y.node), (apply("mse", [out, y]).result,))
+    return Graph("network", (*([x.node] if of == "input" else []), y.node), (apply("mse", [out, y]).result,))
 
 
 def planned(graph: Graph, machine: str = "dgx-h100:1x1", strategy: str = "data-parallel", **options: Any) -> Plan:
@@ -88,8 +89,8 @@ def test_kernels_in_pytorch_are_as_written():
 
 
 def test_padded_rows_are_those_of_other_tensors():
-    """Rows of 257 columns would be padded; those of channels are not such."""
-    graph = mixed_precision(network(image=257), "bf16")
+    """Rows of 257 columns would be padded where these are last."""
+    graph = mixed_precision(network(image=257, channels=257), "bf16")
     assert last(planned(graph).program)
     assert not any(t.row for t in planned(graph).program.tensors.values())
 
@@ -99,6 +100,26 @@ def test_gradients_of_small_images_are_no_images():
     plan = planned(mixed_precision(network(image=3), "bf16"), fuse=False)
     updated = {(16, 3, 3, 3): 1}
     assert {shape: last(plan.program).count(shape) for shape in updated} == updated
+
+
+def test_trained_images():
+    """The gradient of an image is one, which its update reads as the image rests; so it is cast before."""
+    program = planned(mixed_precision(network(channels=256, of="weight"), "bf16")).program
+    read = {r for i in program.body if not isinstance(i, Compute) for r in reads(i)}
+    assert last(program)
+    assert not any(program.tensors[r].is_channels_last for r in read)
+
+
+def test_weights_that_others_read_are_copied():
+    """A weight's cast that is summed, too, stays, beside a copy."""
+    x, y = (leaf("input", tensor_type(s, "f32"), name=n).result for n, s in (("x", (4, 3, 8, 8)), ("y", (4, 16, 8, 8))))
+    w = leaf("weight", tensor_type((16, 3, 3, 3), "f32"), name="w").result
+    loss = apply("mse", [apply("conv2d", [x, w], PAIR).result, y]).result
+    for _ in range(4):
+        w = apply("reduce_mean", [w], {"dim": 0}).result
+    graph = mixed_precision(Graph("decayed", (x.node, y.node), (apply("add", [loss, w]).result,)), "bf16")
+    found = [t for t in planned(graph, fuse=False).program.tensors.values() if t.shape == (16, 3, 3, 3)]
+    assert {t.is_channels_last for t in found if t.dtype == "bf16"} == {False, True}
 
 
 def test_refused():
