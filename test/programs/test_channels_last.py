@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from extent import ALL
 from ranks import Ranks, trained
 from zoo import SMALL
 from zoo_plans import planned
@@ -15,19 +16,13 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
 
-SLOW = pytest.mark.slow
 CASES = [
-    *[
-        ("lenet", "data-parallel", 2, "triton"),
-        ("alexnet", "data-parallel/2", 1, "torch"),
-        ("alexnet", "expert", 2, "torch"),
-    ],
-    *[("resnet101", "data-parallel", 1, "torch"), ("resnext50", "data-parallel", 2, "torch")],
-    *[
-        ("wresnet", "fsdp", 2, "triton"),
-        ("inception_v3", "data-parallel", 1, "torch"),
-        ("inception_v3", "spatial", 2, "torch"),
-    ],
+    *[("lenet", "data-parallel", 2, "triton"), ("alexnet", "data-parallel/2", 1, "torch")],
+    *[("alexnet", "expert", 2, "torch"), ("resnext50", "data-parallel", 2, "torch")],
+]
+MORE = [
+    *[("resnet101", "data-parallel", 1, "torch"), ("wresnet", "fsdp", 2, "triton")],
+    *[("inception_v3", "data-parallel", 1, "torch"), ("inception_v3", "spatial", 2, "torch")],
 ]
 
 
@@ -36,10 +31,7 @@ def images_last(program: Program) -> int:
     return sum(tensor.is_channels_last for tensor in program.tensors.values())
 
 
-@pytest.mark.parametrize(
-    ("model", "plan", "world", "convolution"),
-    [pytest.param(*c, marks=SLOW) if n > 1 else c for n, c in enumerate(CASES)],
-)
+@pytest.mark.parametrize(("model", "plan", "world", "convolution"), [*CASES, *(MORE if ALL else [])])
 def test_gradients_are_those_of_channels_first(ranks: Ranks, model: str, plan: str, world: int, convolution: str):
     """In float32, convolutions by PyTorch and by the Triton kernel, the rest in the interpreter: loss and gradients."""
     graph = build(model, **{**SMALL[model], "batch": 4})
