@@ -206,7 +206,8 @@ def warps_of(tiling: Tiling, results: int, loops: int) -> int:
 
     There is a warp for every 256 elements (8 elements per thread), since at 16 per thread the assembler spills a few
     bytes in places. There are 32 elements per thread if several results are computed from the same columns, all loaded
-    at once: there it spilled at 8 and at 16.
+    at once: there it spilled at 8 and at 16. Of a single row there are 16: at 32 A100's assembler spills.
     """
-    alike = results > 1 and len(tiling.columns) == 1 and not loops
-    return warps(tiling.elements // 2 if alike else tiling.elements * 2)
+    if results == 1 or len(tiling.columns) > 1 or loops:
+        return warps(tiling.elements * 2)
+    return warps(tiling.elements if tiling.rows == 1 else tiling.elements // 2)

@@ -58,5 +58,5 @@ def backward_blocks(width: int, dtype: str, over_columns: bool, draws: bool, ran
     if width <= 128:
         if over_columns:
             return Blocks(64, 64, on_amd={"COLUMNS": 32 if is_scaled else 16})
-        return Blocks(32, 64, num_stages=3, on_amd={"num_stages": 2} if ranges else {})
+        return Blocks(32, 64, num_stages=3, on_amd={"ROWS": 16, "num_stages": 2} if ranges else {})
     return Blocks(32, 16)
