@@ -72,7 +72,7 @@ def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[st
         raw = _dim_strides(indices, extents)
         for k, s in enumerate(of.slidings):
             name = {"inner": s.inner, "outer": s.outer}.get(side)
-            strides[f"{prefix}_{k}"] = raw[s.window] if name is None else where.strides.get(name, 0)
+            strides[f"{prefix}_{k}"] = raw[k] if name is None else where.strides.get(name, 0)
         for k in range(len(of.slidings), 2):
             strides[f"{prefix}_{k}"] = 0
     geometry: dict[str, int] = {}
@@ -100,12 +100,12 @@ def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[st
     return ImplicitGemm(of, sizes, strides, geometry, groups, channels)
 
 
-def _dim_strides(indices: Sequence[object], extents: Mapping[str, int]) -> dict[Window, int]:
-    """Return the stride of each dim that a window indexes."""
-    found: dict[Window, int] = {}
+def _dim_strides(indices: Sequence[object], extents: Mapping[str, int]) -> list[int]:
+    """Return the strides of the dims that windows index, in the order of the dims."""
+    found: list[int] = []
     stride = 1
     for index in reversed(indices):
         if isinstance(index, Window):
-            found[index] = stride
+            found.append(stride)
         stride *= index_extent(index, extents)  # pyright: ignore[reportArgumentType]
-    return found
+    return found[::-1]

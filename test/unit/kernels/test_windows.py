@@ -221,6 +221,15 @@ def test_images_of_one_row(name: str, shapes: Any, sizes: Any, impl: str, runner
     check(bound, random_operands(bound, case), impl, runner)
 
 
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+@pytest.mark.parametrize("rows", [2, 3])
+def test_images_of_one_position(rows: int, impl: str, runner: Any) -> None:
+    """Neither window has a variable: they are equal if the image is a square, and yet of two dims."""
+    case = Case(((2, 3, 1, 1), (3, 4, 1, 1)), {**PAIR, "padding": (0, 0), "stride": (2, 2), "sizes": (rows, 2)})
+    bound = bound_of("conv2d_data_grad", case)
+    check(bound, random_operands(bound, case), impl, runner)
+
+
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "slice", "max_pool2d_grad", "avg_pool2d_grad", "pad"])
 def test_reads_and_writes_of_windows_are_generated(name: str, drawn: Any) -> None:
     for case in drawn(name, 8):
