@@ -38,10 +38,11 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.instructions import Compute, Fused, Leaf, Register, UpdateWeight, makes
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Fused, Leaf, Program, Register, UpdateWeight, global_line, makes
+from unity_ir.plan.program import Program, global_line
 from unity_ir.search.run import run
 
 ANCHORS = ("product", "attention", "gather")

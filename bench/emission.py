@@ -35,10 +35,11 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.instructions import Compute
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Program
+from unity_ir.plan.program import Program
 from unity_ir.search.run import run
 
 SECONDS, LINES = 10.0, 5500

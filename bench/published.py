@@ -44,8 +44,8 @@ from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Node, Value, apply, rebuild, rewrite
 from unity_ir.pcg.mixed_precision import in_mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import Compute, Fused, ReshardMove
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
-from unity_ir.plan.program import Compute, Fused, ReshardMove
 from unity_ir.search import run
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.simulate.report import step_seconds

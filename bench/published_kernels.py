@@ -25,7 +25,8 @@ from unity_ir.cost.time import rounding_bytes, rounding_seconds
 from unity_ir.forms.contraction import contraction
 from unity_ir.machine.device import Device
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.plan.program import Compute, Program, global_line, piece_of_line
+from unity_ir.plan.instructions import Compute
+from unity_ir.plan.program import Program, global_line, piece_of_line
 from unity_ir.tdl.counts import rounds
 from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.syntax import Bound

@@ -18,19 +18,19 @@ from unity_ir.machine import Machine
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.groups import with_fusions
-from unity_ir.plan.plan import PlanOptions
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     Fused,
     HaloExchange,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     UpdateWeight,
     makes,
     reads,
 )
+from unity_ir.plan.plan import PlanOptions
+from unity_ir.plan.program import Program
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import communicates
 from unity_ir.simulate.streams import Streams, ticks

@@ -2,9 +2,9 @@
 
 from unity_ir.kernels.launchers import launcher
 from unity_ir.ops import operators
+from unity_ir.plan.instructions import Compute
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute
 
 WITHOUT_GRADIENT = {
     **dict.fromkeys(("detach", "floor", "sign", "batch_mean"), (0,)),

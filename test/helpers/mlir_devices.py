@@ -22,7 +22,8 @@ from unity_ir.interop.linalg.step import step_results
 from unity_ir.interop.linalg.tensors import concatenated, element_of, emit, shape_of
 from unity_ir.interop.mesh import MeshDims, mesh_dims
 from unity_ir.machine.model import Machine
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep
+from unity_ir.plan.instructions import Compute, HaloExchange, Leaf, Register, ReshardMove, TimeStep
+from unity_ir.plan.program import Program
 from unity_ir.tdl.functions import Array
 from unity_ir.tdl.syntax import Var
 

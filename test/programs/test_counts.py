@@ -19,8 +19,8 @@ from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.copies import copies as copied
+from unity_ir.plan.instructions import Compute, TimeStep, UpdateWeight
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph, plan_step
-from unity_ir.plan.program import Compute, TimeStep, UpdateWeight
 from unity_ir.plan.schedule import Start, moves_of, piece_bytes
 from unity_ir.search import run
 

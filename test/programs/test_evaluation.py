@@ -28,9 +28,10 @@ from unity_ir.pcg.graph import Graph, apply
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.forward import forward_of
+from unity_ir.plan.instructions import ReshardMove
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Program, ReshardMove
+from unity_ir.plan.program import Program
 from unity_ir.search import run
 
 TORCH = PlanOptions(kernels="torch")

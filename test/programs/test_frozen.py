@@ -31,9 +31,9 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import ReshardMove
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import ReshardMove
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.pipeline.staged import Stages

@@ -14,9 +14,10 @@ from unity_ir.dialects.convert_program import from_op, to_op
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import HaloExchange
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import HaloExchange, Program
+from unity_ir.plan.program import Program
 from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 

@@ -21,7 +21,8 @@ import unity_ir as ui
 from unity_ir.interop.expressible import JAX, step_program
 from unity_ir.pcg.collectives import BETWEEN_DEVICES
 from unity_ir.pcg.sharding import SUM
-from unity_ir.plan.program import HaloExchange, Program, ReshardMove
+from unity_ir.plan.instructions import HaloExchange, ReshardMove
+from unity_ir.plan.program import Program
 
 pytest.importorskip("jax")
 

@@ -40,7 +40,8 @@ from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import SUM
 from unity_ir.pcg.types import tensor_type
-from unity_ir.plan.program import Program, ReshardMove
+from unity_ir.plan.instructions import ReshardMove
+from unity_ir.plan.program import Program
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import Array
 

@@ -24,8 +24,9 @@ from unity_ir.models import build
 from unity_ir.pcg.collectives import BETWEEN_DEVICES
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.forward import forward_of
+from unity_ir.plan.instructions import Compute, Instruction, ReshardMove, TimeStep, makes
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Instruction, Program, ReshardMove, TimeStep, makes
+from unity_ir.plan.program import Program
 
 SGD, ADAMW = Optimizer("sgd", 0.1), Optimizer("adamw", 1e-2, weight_decay=0.1)
 

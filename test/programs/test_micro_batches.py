@@ -18,9 +18,9 @@ from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.instructions import Compute
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute
 from unity_ir.plan.schedule import Action, Schedule
 from unity_ir.search import run
 from unity_ir.search.baselines.batch_dims import sample_dims

@@ -26,9 +26,9 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer, ParameterGroup
 from unity_ir.plan.forward import forward_of
 from unity_ir.plan.host_state import GRAIN, StateCopy, WindowUpdate, windows
+from unity_ir.plan.instructions import reads
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
-from unity_ir.plan.program import reads
 from unity_ir.search import run
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.replay import replay

@@ -13,8 +13,8 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan import padded_rows
+from unity_ir.plan.instructions import Compute, ReshardMove
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
-from unity_ir.plan.program import Compute, ReshardMove
 from unity_ir.search import run
 
 

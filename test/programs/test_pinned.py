@@ -19,9 +19,10 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import ReshardMove
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Program, ReshardMove
+from unity_ir.plan.program import Program
 
 
 def pinned_program(graph: Graph, seed: int, optimizer: str = "sgd") -> Program:

@@ -18,9 +18,9 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept, with_recompute
+from unity_ir.plan.instructions import Compute
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
-from unity_ir.plan.program import Compute
 from unity_ir.search import run
 
 

@@ -22,9 +22,10 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.forward import forward_of
+from unity_ir.plan.instructions import Compute, ReshardMove
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Program, ReshardMove
+from unity_ir.plan.program import Program
 from unity_ir.search import run
 
 TORCH = PlanOptions(kernels="torch")

@@ -22,18 +22,9 @@ from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, Mesh, Pins, pins_of
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.instructions import Compute, Fused, Tensor, TimeStep, UpdateWeight
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import (
-    Compute,
-    Fused,
-    Program,
-    Tensor,
-    TimeStep,
-    UpdateWeight,
-    global_line,
-    most_of_a_device,
-    piece_of_line,
-)
+from unity_ir.plan.program import Program, global_line, most_of_a_device, piece_of_line
 from unity_ir.plan.routes import OF_ROWS
 from unity_ir.plan.saved_softmax import attributes_of_variant
 from unity_ir.plan.schedule import piece_bytes

@@ -38,12 +38,11 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import group_role
 from unity_ir.pcg.sharding import COPY, REPEAT, Mesh, operand_layout, pinned_at, pins_of, result_layout, role_name
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     StateMove,
@@ -52,6 +51,7 @@ from unity_ir.plan.program import (
     UpdateWeight,
     ValueMove,
 )
+from unity_ir.plan.program import Program
 from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
 ANEW = "anew"

@@ -16,8 +16,9 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import coordinate_of, pins_of
 from unity_ir.plan.host_values import without_values_at_host
+from unity_ir.plan.instructions import Compute, HaloExchange, Register, makes, reads
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, HaloExchange, Program, Register, makes, reads
+from unity_ir.plan.program import Program
 
 
 @dataclass(frozen=True)

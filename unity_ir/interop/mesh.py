@@ -12,7 +12,8 @@ from math import prod
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.sharding import REPEAT, SUM, Layout, copies_as_repeats, is_shard
-from unity_ir.plan.program import Program, makes
+from unity_ir.plan.instructions import makes
+from unity_ir.plan.program import Program
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     StateMove,
@@ -20,6 +19,7 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
+from unity_ir.plan.program import Program
 
 
 def value_names(program: Program) -> Mapping[Register, str]:

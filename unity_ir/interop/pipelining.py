@@ -10,12 +10,13 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import Leaf, Register, makers_of, reads
 from unity_ir.plan.lower import lower
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.csv_text import to_csv
 from unity_ir.plan.pipeline.parts import step_parts
 from unity_ir.plan.pipeline.sends import with_sends
-from unity_ir.plan.program import Leaf, Program, Register, makers_of, reads
+from unity_ir.plan.program import Program
 
 
 def stages(graph: Graph, machine: Machine) -> dict[str, Any]:

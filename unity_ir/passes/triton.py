@@ -24,11 +24,11 @@ from unity_ir.passes.differentiate import Differentiate, OptimizerOptions
 from unity_ir.passes.fuse_collectives import FuseCollectives
 from unity_ir.passes.graph_pass import Switch
 from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
+from unity_ir.plan.check_step import check_step
 from unity_ir.plan.forward import forward_of
 from unity_ir.plan.pipeline.csv_text import from_csv
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.plan import AUTO, PlanOptions, plan_step
-from unity_ir.plan.program import check_step
 
 
 @dataclass(frozen=True)

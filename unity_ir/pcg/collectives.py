@@ -39,7 +39,7 @@ class RuntimeCall:
 
     `source` and `target` are roles as the runtime takes them: the number of a sharded dim; for pinned axes, the rank in
     the group that holds the value; None for other roles. `held` is the shape and dtype of the piece, for ranks that
-    hold none. Halo exchanges have `dim`, `low` and `high`, moves of rows what `plan.program.RowMove` says.
+    hold none. Halo exchanges have `dim`, `low` and `high`, moves of rows what `plan.instructions.RowMove` says.
     """
 
     function: str

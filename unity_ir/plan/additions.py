@@ -16,8 +16,9 @@ from dataclasses import replace
 from unity_ir.forms.compose import AND
 from unity_ir.kernels.launchers import can_add, can_store_float32
 from unity_ir.pcg.sharding import pins_of
+from unity_ir.plan.instructions import Compute, Fused, Instruction, Register, TimeStep, makers_of, makes, reads
 from unity_ir.plan.local_operator import local_operator
-from unity_ir.plan.program import Compute, Fused, Instruction, Program, Register, TimeStep, makers_of, makes, reads
+from unity_ir.plan.program import Program
 from unity_ir.tdl.element_types import HALVES
 from unity_ir.tdl.syntax import Bound
 

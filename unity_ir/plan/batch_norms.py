@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from unity_ir.plan.program import Compute, Instruction, Program, Register, Tensor, makes, reads
+from unity_ir.plan.instructions import Compute, Instruction, Register, Tensor, makes, reads
+from unity_ir.plan.program import Program
 from unity_ir.plan.saved_softmax import attributes_of_variant
 
 AreKernels = Callable[[Sequence[Compute]], bool]

@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 
 from unity_ir.forms.convolution import convolution, pointwise_convolution
 from unity_ir.plan.groups import GroupMemo
+from unity_ir.plan.instructions import Compute, Instruction, Register, makes, reading, reads
 from unity_ir.plan.padded_rows import copy_of
-from unity_ir.plan.program import Compute, Instruction, Program, Register, makes, reading, reads
+from unity_ir.plan.program import Program
 from unity_ir.tdl.element_types import HALVES
 from unity_ir.tdl.syntax import Bound
 

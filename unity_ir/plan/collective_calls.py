@@ -8,7 +8,8 @@ from math import prod
 
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import pins_of
-from unity_ir.plan.program import HaloExchange, Program, ReshardMove, RowMove
+from unity_ir.plan.instructions import HaloExchange, ReshardMove, RowMove
+from unity_ir.plan.program import Program
 
 
 def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import is_shard
-from unity_ir.plan.program import HaloExchange, Program, Register, ReshardMove, RowMove
+from unity_ir.plan.instructions import HaloExchange, Register, ReshardMove, RowMove
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import Bucket, Start, communicates, piece_bytes
 
 

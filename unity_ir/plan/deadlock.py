@@ -14,17 +14,8 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.sharding import Pins, pins_of
-from unity_ir.plan.program import (
-    Compute,
-    Fused,
-    HaloExchange,
-    Leaf,
-    Program,
-    Register,
-    ReshardMove,
-    TimeStep,
-    ValueMove,
-)
+from unity_ir.plan.instructions import Compute, Fused, HaloExchange, Leaf, Register, ReshardMove, TimeStep, ValueMove
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import Schedule, Start, communicates, moves_of, piece_bytes
 
 MOST_PLACES = 2**16

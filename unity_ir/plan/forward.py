@@ -16,23 +16,21 @@ from unity_ir.pcg.graph import leaf
 from unity_ir.pcg.sharding import REPEAT, Layout, assignment_for
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.host_values import without_values_at_host
-from unity_ir.plan.moves import plan_moves
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     Tensor,
     TimeStep,
     equal_registers,
-    global_line,
     makers_of,
     makes,
     reads,
-    running_statistic,
 )
+from unity_ir.plan.moves import plan_moves
+from unity_ir.plan.program import Program, global_line, running_statistic
 
 _DRAWN = re.compile(r"\blt\(philox\([^;]*?\), (\w+)\)")
 """How the line of an operator drops elements with a probability, an attribute."""

@@ -33,22 +33,21 @@ from unity_ir.kernels.triton.launch import LaunchWork
 from unity_ir.kernels.triton.tiling import AT_WORK
 from unity_ir.pcg.sharding import COPY, pins_of
 from unity_ir.plan.batch_norms import with_batch_norms
-from unity_ir.plan.local_operator import LocalOperator, local_operator
-from unity_ir.plan.own_casts import IsKernel, with_own_casts
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     Fused,
     HaloExchange,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     TimeStep,
-    global_line,
     makes,
     reads,
 )
+from unity_ir.plan.local_operator import LocalOperator, local_operator
+from unity_ir.plan.own_casts import IsKernel, with_own_casts
+from unity_ir.plan.program import Program, global_line
 from unity_ir.plan.schedule import communicates, piece_bytes
 from unity_ir.tdl.syntax import NOT_FLOATING, Bound, accesses, index_names
 

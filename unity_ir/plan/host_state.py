@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.plan.program import Program, Register, UpdateWeight
+from unity_ir.plan.instructions import Register, UpdateWeight
+from unity_ir.plan.program import Program
 
 WINDOW_BYTES = 256 * 2**20
 """

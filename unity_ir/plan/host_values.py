@@ -21,12 +21,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unity_ir.pcg.sharding import pins_of
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     TimeStep,
@@ -35,6 +34,7 @@ from unity_ir.plan.program import (
     reading,
     reads,
 )
+from unity_ir.plan.program import Program
 
 VALUE_BYTES = 2**20
 """Fewest bytes of a value that goes: at 50 GB/s a copy of them takes 20 us, about twice its latency."""

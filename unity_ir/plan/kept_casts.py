@@ -17,8 +17,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.instructions import Compute, Instruction, Leaf, Register, UpdateWeight
 from unity_ir.plan.own_casts import gathered_casts
-from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register, UpdateWeight
+from unity_ir.plan.program import Program
 
 
 def with_kept_casts(program: Program, gathers_cast: bool) -> Program:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from unity_ir.forms.windows import needs_start
 from unity_ir.kernels.launchers import launcher
-from unity_ir.plan.program import Compute, Fused, Program
+from unity_ir.plan.instructions import Compute, Fused
+from unity_ir.plan.program import Program
 from unity_ir.tdl.syntax import Bound
 
 

@@ -23,12 +23,11 @@ from typing import TypeVar
 from unity_ir.errors import UnityError
 from unity_ir.pcg.loss_part import dims_along, has_contraction, piece_variable
 from unity_ir.pcg.sharding import REPEAT, SUM, Assignment, GridRole, Mesh, is_shard, operand_role, result_role
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     StateMove,
@@ -40,6 +39,7 @@ from unity_ir.plan.program import (
     reading,
     reads,
 )
+from unity_ir.plan.program import Program
 from unity_ir.tdl.element_types import HALVES
 
 T = TypeVar("T")

@@ -34,25 +34,23 @@ from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import TensorType
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.host_values import values_to_host, with_values_at_host
-from unity_ir.plan.loss_pieces import in_loss_pieces
-from unity_ir.plan.moves import plan_moves
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     StateMove,
     Tensor,
     TimeStep,
     UpdateWeight,
-    global_line,
     makers_of,
     reads,
-    running_statistic,
 )
+from unity_ir.plan.loss_pieces import in_loss_pieces
+from unity_ir.plan.moves import plan_moves
+from unity_ir.plan.program import Program, global_line, running_statistic
 from unity_ir.tdl.divisibility import Halos
 
 JOINED = ("all_gather", "reduce_scatter", "all_reduce")

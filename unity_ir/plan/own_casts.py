@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from unity_ir.forms.kinds import kind
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register, global_line, reads
+from unity_ir.plan.instructions import Compute, Instruction, Leaf, Register, reads
+from unity_ir.plan.program import Program, global_line
 
 IsKernel = Callable[[Compute, Compute], bool]
 """Returns whether a cast and the operator that reads it are one kernel, which stores the operator's results alone."""

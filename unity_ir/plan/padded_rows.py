@@ -21,18 +21,9 @@ from unity_ir.forms.stored import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.pcg.sharding import assignment_for
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.instructions import Compute, Instruction, Register, ReshardMove, makes, reading, reads
 from unity_ir.plan.local_operator import LocalOperator, local_operator
-from unity_ir.plan.program import (
-    Compute,
-    Instruction,
-    Program,
-    Register,
-    ReshardMove,
-    global_line,
-    makes,
-    reading,
-    reads,
-)
+from unity_ir.plan.program import Program, global_line
 from unity_ir.tdl.element_types import HALVES
 
 ALIGNED = 16

@@ -39,17 +39,8 @@ from unity_ir.pcg.sharding import (
     operand_layout,
     result_layout,
 )
-from unity_ir.plan.program import (
-    Compute,
-    Instruction,
-    Leaf,
-    Program,
-    Register,
-    ReshardMove,
-    Tensor,
-    global_line,
-    reads,
-)
+from unity_ir.plan.instructions import Compute, Instruction, Leaf, Register, ReshardMove, Tensor, reads
+from unity_ir.plan.program import Program, global_line
 from unity_ir.plan.saved_softmax import first_with_values
 from unity_ir.tdl.element_types import HALVES
 from unity_ir.tdl.syntax import AttrValue

@@ -43,20 +43,19 @@ from unity_ir.pcg.sharding import (
     is_pinned,
     result_layout,
 )
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     RowMove,
     Tensor,
-    global_line,
     makers_of,
     makes,
     reads,
 )
+from unity_ir.plan.program import Program, global_line
 from unity_ir.plan.saved_softmax import first_with_values
 from unity_ir.tdl.syntax import Access, AttrValue, Binary, Bound, Call, Const, Expr, Var, children
 

@@ -15,7 +15,8 @@ from dataclasses import replace
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes, Saving
 from unity_ir.pcg.sharding import operand_layout, result_layout
-from unity_ir.plan.program import Compute, Instruction, Program, Register, ReshardMove, Tensor, makes, reads
+from unity_ir.plan.instructions import Compute, Instruction, Register, ReshardMove, Tensor, makes, reads
+from unity_ir.plan.program import Program
 
 
 def with_savings(program: Program, only_results: bool = False) -> Program:

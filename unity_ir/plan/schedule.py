@@ -33,13 +33,12 @@ from math import prod
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
 from unity_ir.pcg.sharding import is_pinned, pins_of
 from unity_ir.plan.host_values import saved_values, window_bytes
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     Fused,
     HaloExchange,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     StateMove,
@@ -50,6 +49,7 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
+from unity_ir.plan.program import Program
 
 BUCKET_BYTES = 2**20
 """Bytes of gradient syncs or weight gathers after which a bucket is full, where `Graph.bucket` says no other number."""

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from unity_ir.pcg.sharding import pins_of
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.plan.program import Compute, Program, Register, UpdateWeight, reads
+from unity_ir.plan.instructions import Compute, Register, UpdateWeight, reads
+from unity_ir.plan.program import Program
 
 
 def with_short_gradients(program: Program) -> Program:

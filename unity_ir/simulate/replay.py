@@ -35,12 +35,10 @@ from unity_ir.plan.collective_calls import bucket_move
 from unity_ir.plan.copies import Copies
 from unity_ir.plan.deadlock import register_names
 from unity_ir.plan.host_state import SLOTS, StateCopy, UpdateAction, WindowUpdate, state_bytes
-from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     TimeStep,
@@ -48,6 +46,8 @@ from unity_ir.plan.program import (
     ValueMove,
     reads,
 )
+from unity_ir.plan.plan import Plan
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import Action, ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
 from unity_ir.simulate.streams import Classes, Step, Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import (

@@ -25,12 +25,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Layout, Pins, pins_of
 from unity_ir.plan.collective_calls import move_of
-from unity_ir.plan.pipeline.catalogue import pipeline_schedule
-from unity_ir.plan.pipeline.live import peak_live
-from unity_ir.plan.pipeline.parts import StepPart
-from unity_ir.plan.pipeline.schedule import PipelineSchedule
-from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     Instruction,
     Leaf,
@@ -42,6 +37,11 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
+from unity_ir.plan.pipeline.catalogue import pipeline_schedule
+from unity_ir.plan.pipeline.live import peak_live
+from unity_ir.plan.pipeline.parts import StepPart
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
+from unity_ir.plan.plan import Plan
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, sends_waited_for, simulate_pipeline

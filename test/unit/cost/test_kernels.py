@@ -12,8 +12,8 @@ from unity_ir.machine.profile import Profile
 from unity_ir.models import from_text
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import Compute
 from unity_ir.plan.plan import plan_graph
-from unity_ir.plan.program import Compute
 from unity_ir.search import run
 
 

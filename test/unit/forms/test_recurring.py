@@ -16,8 +16,8 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.groups import with_fusions
+from unity_ir.plan.instructions import Compute, Fused
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, Fused
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound, Call, Expr, children

@@ -31,8 +31,8 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Mesh
 from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.instructions import Compute, HaloExchange, ReshardMove, TimeStep, UpdateWeight
 from unity_ir.plan.plan import plan_graph
-from unity_ir.plan.program import Compute, HaloExchange, ReshardMove, TimeStep, UpdateWeight
 from unity_ir.search import run
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.simulate.replay import replay

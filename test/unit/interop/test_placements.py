@@ -23,8 +23,9 @@ from unity_ir.pcg.graph import Graph, Pipeline, apply, leaf
 from unity_ir.pcg.origin import Origin
 from unity_ir.pcg.sharding import REPEAT, piece_index
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.instructions import makes
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Program, makes
+from unity_ir.plan.program import Program
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample as random_plan
 from unity_ir.search.explain import operators

@@ -21,9 +21,10 @@ from unity_ir.pcg.graph import Graph, Node, Value, apply
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.groups import with_fusions
+from unity_ir.plan.instructions import Compute, Fused
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, Fused, Program
+from unity_ir.plan.program import Program
 from unity_ir.tdl.syntax import Access, Bound, Reduce, Result, Var
 
 

@@ -14,9 +14,10 @@ from unity_ir.pcg.graph import Graph, apply, leaf, parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import with_fusions
+from unity_ir.plan.instructions import Compute, Fused, Leaf, UpdateWeight
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, Fused, Leaf, Program, UpdateWeight
+from unity_ir.plan.program import Program
 
 
 def gradients(program: Program, runner: Any) -> list[torch.Tensor]:

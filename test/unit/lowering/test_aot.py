@@ -23,9 +23,9 @@ from unity_ir.pcg.graph import Graph, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import with_fusions
+from unity_ir.plan.instructions import Fused
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Fused
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line

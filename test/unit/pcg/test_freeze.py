@@ -19,8 +19,10 @@ from unity_ir.pcg.graph import Graph, Value
 from unity_ir.pcg.layers import layers
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.check_step import check_step
+from unity_ir.plan.instructions import UpdateWeight
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Program, UpdateWeight, check_step
+from unity_ir.plan.program import Program
 from unity_ir.search import run
 from unity_ir.tdl.counts import contraction_flops
 

@@ -8,8 +8,8 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import Compute, Fused, TimeStep, makers_of
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
-from unity_ir.plan.program import Compute, Fused, TimeStep, makers_of
 from unity_ir.search import run
 
 GPT2 = {"batch": 4, "sequence": 16, "layers": 1, "hidden": 128, "heads": 2, "vocabulary": 64}

@@ -17,9 +17,10 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Value, apply
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.groups import with_fusions
+from unity_ir.plan.instructions import Compute, Leaf, UpdateWeight
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, Leaf, Program, UpdateWeight
+from unity_ir.plan.program import Program
 from unity_ir.search.run import run
 
 __all__ = ["runner"]

@@ -22,9 +22,10 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import Compute, Leaf, ReshardMove
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_step
-from unity_ir.plan.program import Compute, Leaf, Program, ReshardMove
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import BUCKET_MEMBERS, Bucket, Schedule, schedule
 from unity_ir.search import run
 

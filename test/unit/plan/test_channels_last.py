@@ -16,9 +16,10 @@ from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.instructions import Compute, makes, reads
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Program, makes, reads
+from unity_ir.plan.program import Program
 from unity_ir.search import run
 
 PAIR = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}

@@ -30,10 +30,11 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import piece_index
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import MOST_OPERATORS, with_fusions
+from unity_ir.plan.instructions import Compute, Fused, HaloExchange, Leaf, ReshardMove
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, ReshardMove
+from unity_ir.plan.program import Program
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import Schedule, Wait, communicates, piece_bytes, schedule
 from unity_ir.search import run

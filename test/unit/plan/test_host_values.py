@@ -18,10 +18,11 @@ from unity_ir.pcg.graph import parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan import host_values
 from unity_ir.plan.host_values import saved_values, values_to_host, window_bytes, without_values_at_host
+from unity_ir.plan.instructions import Register, ReshardMove, ValueMove, makes, reading, reads
 from unity_ir.plan.listing import listing
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Program, Register, ReshardMove, ValueMove, makes, reading, reads
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import Wait
 from unity_ir.search import run
 from unity_ir.simulate.full import Timeline, simulate

@@ -18,10 +18,11 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.forward import forward_of
+from unity_ir.plan.instructions import Compute, UpdateWeight
 from unity_ir.plan.listing import listing
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Program, UpdateWeight
+from unity_ir.plan.program import Program
 from unity_ir.search import run
 from unity_ir.simulate.full import simulate
 from unity_ir.simulate.replay import replay

@@ -7,8 +7,9 @@ from unity_ir.api.plans import plan
 from unity_ir.interop.expressible import DTENSOR, step_program
 from unity_ir.pcg.sharding import REPEAT, Mesh
 from unity_ir.plan.groups import GroupMemo
+from unity_ir.plan.instructions import Compute, Tensor
 from unity_ir.plan.plan import PlanOptions
-from unity_ir.plan.program import Compute, Program, Tensor
+from unity_ir.plan.program import Program
 
 
 def _program(*computes: Compute, dtype: str = "f32", row: int = 0) -> Program:

@@ -23,10 +23,10 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan import padded_rows
+from unity_ir.plan.instructions import Fused
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
-from unity_ir.plan.program import Fused
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line
 

@@ -2,7 +2,7 @@
 
 from unity_ir.api.plans import plan
 from unity_ir.interop.expressible import DTENSOR, step_program
-from unity_ir.plan.program import ReshardMove, equal_registers, makers_of, repeated_registers
+from unity_ir.plan.instructions import ReshardMove, equal_registers, makers_of, repeated_registers
 
 
 def test_weights_gathered_again_are_repeated_and_the_first_gathers_are_not():

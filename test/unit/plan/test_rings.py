@@ -20,9 +20,10 @@ from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, pinned_at
 from unity_ir.pcg.striped import striped
+from unity_ir.plan.instructions import Compute, ReshardMove
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_graph
-from unity_ir.plan.program import Compute, Program, ReshardMove
+from unity_ir.plan.program import Program
 from unity_ir.plan.rings import rings, seen_in_turn, with_rings
 from unity_ir.plan.schedule import Wait, schedule
 from unity_ir.search import run

@@ -25,9 +25,10 @@ from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan import host_values
 from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.instructions import Compute, ReshardMove, RowMove
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_graph
-from unity_ir.plan.program import Compute, Program, ReshardMove, RowMove
+from unity_ir.plan.program import Program
 from unity_ir.plan.routes import with_routes
 from unity_ir.search import run, with_stages
 from unity_ir.search.baselines.recipe import Degrees, recipe

@@ -11,9 +11,10 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import Compute
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Program
+from unity_ir.plan.program import Program
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.search import run
 

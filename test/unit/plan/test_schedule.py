@@ -22,18 +22,10 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, SUM, Mesh
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
+from unity_ir.plan.instructions import Compute, HaloExchange, Instruction, Leaf, ReshardMove, Tensor, UpdateWeight
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import (
-    Compute,
-    HaloExchange,
-    Instruction,
-    Leaf,
-    Program,
-    ReshardMove,
-    Tensor,
-    UpdateWeight,
-)
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import FAR, LAG, NEAR, Action, Bucket, Schedule, Wait, communicates, piece_bytes, schedule
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.follow import follow

@@ -14,9 +14,10 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Mesh, pinned_at
+from unity_ir.plan.instructions import Compute, Instruction, Leaf, Tensor, UpdateWeight
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Tensor, UpdateWeight
+from unity_ir.plan.program import Program
 from unity_ir.plan.short_gradients import with_short_gradients
 from unity_ir.search import run
 

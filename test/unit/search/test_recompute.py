@@ -23,8 +23,8 @@ from unity_ir.pcg.graph import Graph, apply, erase, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept, with_recompute
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.instructions import ReshardMove
 from unity_ir.plan.plan import plan_graph
-from unity_ir.plan.program import ReshardMove
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.memory.lagrangian import needed

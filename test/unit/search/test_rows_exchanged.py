@@ -22,8 +22,8 @@ from unity_ir.pcg.differentiate import nodes_with_gradient, training_step
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.instructions import Compute, ReshardMove, UpdateWeight
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, ReshardMove, UpdateWeight
 from unity_ir.plan.routes import with_routes
 from unity_ir.plan.schedule import communicates
 from unity_ir.search.baselines.recipe import Degrees, expert_degrees, recipe

@@ -21,9 +21,9 @@ from unity_ir.pcg.graph import Graph, apply, erase, leaf, parallel
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.instructions import Compute, Fused
 from unity_ir.plan.listing import listing
 from unity_ir.plan.plan import plan_graph
-from unity_ir.plan.program import Compute, Fused
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate

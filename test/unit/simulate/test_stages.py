@@ -15,8 +15,8 @@ from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of
+from unity_ir.plan.instructions import Instruction, Leaf, TimeStep
 from unity_ir.plan.plan import Plan, plan_graph
-from unity_ir.plan.program import Instruction, Leaf, TimeStep
 from unity_ir.plan.schedule import piece_bytes, schedule
 from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.staged import Stages

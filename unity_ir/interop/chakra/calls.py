@@ -17,7 +17,8 @@ from unity_ir.interop.chakra.schema import COLLECTIVE_TYPES
 from unity_ir.pcg.sharding import Mesh, coordinate_of, is_pinned
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.collective_calls import move_of
-from unity_ir.plan.program import HaloExchange, Program, RowMove
+from unity_ir.plan.instructions import HaloExchange, RowMove
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import Start, moves_of, piece_bytes
 
 

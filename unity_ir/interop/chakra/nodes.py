@@ -22,8 +22,9 @@ from unity_ir.interop.chakra.calls import NetworkCall, most_messages, network_ca
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.host_state import StateCopy, WindowUpdate
+from unity_ir.plan.instructions import Compute, Leaf, Register, TimeStep, UpdateWeight, ValueMove, reads
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight, ValueMove, reads
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import Start, Wait, communicates, moves_of, piece_bytes
 from unity_ir.simulate.tasks import PlayedLine, TaskGraph
 from unity_ir.simulate.trace import name

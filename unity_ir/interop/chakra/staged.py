@@ -17,9 +17,9 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.deadlock import register_names
+from unity_ir.plan.instructions import Register, ReshardMove, UpdateWeight
 from unity_ir.plan.pipeline.actions import COMPUTE, StageAction
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Register, ReshardMove, UpdateWeight
 from unity_ir.simulate.replay import replay
 from unity_ir.simulate.streams import ticks
 from unity_ir.simulate.tasks import TaskGraph

@@ -16,7 +16,8 @@ from unity_ir.interop.names import forward_and_backward, gradients, value_names
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import COLLECTIVES
-from unity_ir.plan.program import Compute, Instruction, Program, Register, ReshardMove
+from unity_ir.plan.instructions import Compute, Instruction, Register, ReshardMove
+from unity_ir.plan.program import Program
 
 VERSION = 1
 """The version of the schema, which changes with the meaning of its fields."""

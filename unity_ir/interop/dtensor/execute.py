@@ -20,8 +20,9 @@ from unity_ir.interop.mesh import MeshDims
 from unity_ir.interop.names import forward_and_backward, gradients
 from unity_ir.kernels.launchers import torch_launcher
 from unity_ir.pcg.sharding import SUM
+from unity_ir.plan.instructions import Compute, Instruction, Leaf, Register, ReshardMove, makes, reads
 from unity_ir.plan.local_operator import local_operator
-from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register, ReshardMove, makes, reads
+from unity_ir.plan.program import Program
 
 Tensors = dict[Register, torch.Tensor]
 """This rank's pieces by register."""

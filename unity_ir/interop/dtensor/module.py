@@ -23,7 +23,8 @@ from unity_ir.interop.names import gradients
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.forward import forward_of
-from unity_ir.plan.program import Leaf, Program, Tensor
+from unity_ir.plan.instructions import Leaf, Tensor
+from unity_ir.plan.program import Program
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from unity_ir.interop.dtensor.pieces import placement
 from unity_ir.interop.mesh import MeshDims
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import is_shard
-from unity_ir.plan.program import ReshardMove
+from unity_ir.plan.instructions import ReshardMove
 
 Local = Callable[[torch.Tensor], torch.Tensor]
 """A function of this rank's piece."""

@@ -12,7 +12,8 @@ from jax.sharding import NamedSharding
 
 from unity_ir.interop.jax.lines import DTYPES, compute
 from unity_ir.pcg.sharding import SUM
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep
+from unity_ir.plan.instructions import Compute, HaloExchange, Leaf, Register, ReshardMove, TimeStep
+from unity_ir.plan.program import Program
 
 
 def annotated(

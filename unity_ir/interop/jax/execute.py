@@ -18,13 +18,11 @@ from unity_ir.interop.jax.moves import exchange, move
 from unity_ir.interop.mesh import MeshDims
 from unity_ir.interop.names import value_names
 from unity_ir.pcg.sharding import SUM, is_shard
-from unity_ir.plan.local_operator import local_operator
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     StateMove,
@@ -34,6 +32,8 @@ from unity_ir.plan.program import (
     reads,
     repeated_registers,
 )
+from unity_ir.plan.local_operator import local_operator
+from unity_ir.plan.program import Program
 
 Pieces = dict[Register, Array]
 """A device's pieces by register."""

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import is_shard
-from unity_ir.plan.program import HaloExchange, ReshardMove
+from unity_ir.plan.instructions import HaloExchange, ReshardMove
 
 Axes = tuple[str, ...]
 """Names of dims of the mesh, the outermost first."""

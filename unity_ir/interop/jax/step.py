@@ -22,7 +22,8 @@ from unity_ir.interop.mesh import MeshDims, mesh_dims
 from unity_ir.interop.names import gradients
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.sharding import SUM
-from unity_ir.plan.program import Leaf, Program, Register
+from unity_ir.plan.instructions import Leaf, Register
+from unity_ir.plan.program import Program
 
 Arrays = dict[str, Array]
 """Arrays by the name of the weight, input or table."""

@@ -17,8 +17,9 @@ from unity_ir.interop.linalg.tensors import element_of, emit, filled, inserted, 
 from unity_ir.interop.mesh import MeshDims
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import SUM, is_shard
+from unity_ir.plan.instructions import Compute, HaloExchange, Register, ReshardMove, TimeStep
 from unity_ir.plan.local_operator import local_operator
-from unity_ir.plan.program import Compute, HaloExchange, Program, Register, ReshardMove, TimeStep
+from unity_ir.plan.program import Program
 
 
 class LocalStep:

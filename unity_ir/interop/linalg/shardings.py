@@ -15,7 +15,8 @@ from unity_ir.interop.linalg.scalars import TYPES, constant
 from unity_ir.interop.linalg.tensors import emit, filled, shape_of
 from unity_ir.interop.mesh import MeshDims
 from unity_ir.pcg.sharding import SUM
-from unity_ir.plan.program import Compute, HaloExchange, Program, Register, ReshardMove, TimeStep
+from unity_ir.plan.instructions import Compute, HaloExchange, Register, ReshardMove, TimeStep
+from unity_ir.plan.program import Program
 
 SplitAxes = tuple[tuple[int, ...], ...]
 """For each dim of a tensor, the axes of the grid that divide it, outermost first."""

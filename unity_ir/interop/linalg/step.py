@@ -17,11 +17,10 @@ from unity_ir.interop.linalg.shardings import WholeStep, grid
 from unity_ir.interop.mesh import mesh_dims
 from unity_ir.interop.names import gradients, value_names
 from unity_ir.machine.model import Machine
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     StateMove,
@@ -29,6 +28,7 @@ from unity_ir.plan.program import (
     UpdateWeight,
     ValueMove,
 )
+from unity_ir.plan.program import Program
 
 FORMS = ("annotated", "manual")
 """The forms in which MLIR is given a plan."""

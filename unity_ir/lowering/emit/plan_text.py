@@ -14,7 +14,8 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import ParameterGroup
 from unity_ir.pcg.origin import Origin
 from unity_ir.pcg.sharding import is_shard, role_name
-from unity_ir.plan.program import Program, Register
+from unity_ir.plan.instructions import Register
+from unity_ir.plan.program import Program
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
 _COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")

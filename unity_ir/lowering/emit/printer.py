@@ -29,10 +29,12 @@ from unity_ir.lowering.emit.stages_text import NO_FLIGHT, PartWriter, schedule_t
 from unity_ir.lowering.emit.step_text import StepWriter
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
+from unity_ir.plan.check_step import check_step
 from unity_ir.plan.host_state import WindowUpdate
+from unity_ir.plan.instructions import Compute, Fused, HaloExchange, ReshardMove, RowMove, UpdateWeight
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, ReshardMove, RowMove, UpdateWeight, check_step
+from unity_ir.plan.program import Program
 from unity_ir.version import __version__
 
 _IMPORT_TRITON = """

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unity_ir.plan.program import Register, When
+from unity_ir.plan.instructions import Register, When
 
 MOVES = 4
 """Most moves nested in one line; more are unreadable."""

@@ -12,9 +12,10 @@ from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
 from unity_ir.lowering.emit.step_text import WIDTH, StepWriter, stored
 from unity_ir.pcg.sharding import Pins, pins_of
+from unity_ir.plan.instructions import Compute, Leaf, Register, TimeStep, UpdateWeight, makers_of
 from unity_ir.plan.pipeline.parts import StepPart, StepParts
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight, makers_of
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import ScheduledLine
 
 _NAMES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}

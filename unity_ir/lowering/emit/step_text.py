@@ -12,8 +12,7 @@ from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
 from unity_ir.pcg.sharding import REPEAT, SUM, coordinate_of, is_pinned, is_shard, pins_of, role_name
 from unity_ir.plan.deadlock import ranks_of_move, register_names
-from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     HaloExchange,
     Leaf,
@@ -26,6 +25,7 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
+from unity_ir.plan.plan import Plan
 from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, ScheduledLine, Wait, piece_bytes
 from unity_ir.tdl.element_types import HALVES
 

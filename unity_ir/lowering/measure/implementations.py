@@ -26,8 +26,9 @@ from unity_ir.lowering.emit.plan_text import compared
 from unity_ir.lowering.measure.operators import DTYPES, Operand
 from unity_ir.machine.tuned import Sized
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.instructions import Compute
 from unity_ir.plan.local_operator import LocalOperator, local_operator
-from unity_ir.plan.program import Compute, Program
+from unity_ir.plan.program import Program
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.tdl.syntax import Bound
 

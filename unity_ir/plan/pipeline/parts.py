@@ -2,10 +2,11 @@
 Divide a step whose operators are in stages into the parts that a pipeline schedule orders: what is done once before all
 micro-batches, a forward and a backward of each stage for one micro-batch, and what is done after all of them.
 
-A part is a program of its own. What one part makes and others read is in their bodies a leaf (`plan.program.Leaf`).
-Forward is what the step's outputs depend on, and with it all of a loss in pieces, whose gradients stand beside it. The
-backward of a stage can be divided further into what leads to the gradient that an earlier stage reads (I), and the
-rest, which reaches gradients of weights only (W): a cut of the graph, since the backward is explicit.
+A part is a program of its own. What one part makes and others read is a leaf in their bodies
+(`plan.instructions.Leaf`). Forward is what the step's outputs depend on, and with it all of a loss in pieces, whose
+gradients stand beside it. The backward of a stage can be divided further into what leads to the gradient that an
+earlier stage reads (I), and the rest, which reaches gradients of weights only (W): a cut of the graph, since the
+backward is explicit.
 """
 
 from __future__ import annotations
@@ -21,13 +22,10 @@ from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import Mesh, Pins, pins_of
 from unity_ir.pcg.stages import stage_axes
 from unity_ir.plan.deadlock import register_names
-from unity_ir.plan.pipeline.actions import COMPUTE
-from unity_ir.plan.pipeline.schedule import PipelineSchedule
-from unity_ir.plan.program import (
+from unity_ir.plan.instructions import (
     Compute,
     Instruction,
     Leaf,
-    Program,
     Register,
     ReshardMove,
     StateMove,
@@ -37,6 +35,9 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
+from unity_ir.plan.pipeline.actions import COMPUTE
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
+from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import SYNCS
 
 PartKind = Literal["before", "F", "B", "I", "W", "after"]

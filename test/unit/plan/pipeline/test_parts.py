@@ -14,9 +14,9 @@ from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Node, Pipeline
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.instructions import Compute, Leaf, ReshardMove, TimeStep
 from unity_ir.plan.pipeline.parts import StepPart
 from unity_ir.plan.plan import Plan, plan_graph
-from unity_ir.plan.program import Compute, Leaf, ReshardMove, TimeStep
 from unity_ir.plan.schedule import Wait
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.pipeline.staged import Stages
