@@ -9,10 +9,10 @@ take images and weights with the channels last, and transpose others before and 
 matrix product then, and a gather of implicit GEMM reads whole rows of channels. Only the order in memory changes:
 shapes, layouts and what a program returns are as before.
 
-Images are changed together, all that operators connect, unless many of their bytes cannot be, as collectives move them
-or the step returns them. Inputs come as they are, and the first convolution's cast or cuDNN turns them. Weights and
-their gradients rest as they were, so that checkpoints, optimizers and collectives know of nothing; convolutions of more
-than one tap read a copy of their weight.
+Images are changed together, all that operators connect dim by dim, unless many of their bytes cannot be, as collectives
+move them or the step returns them. Inputs come as they are, and the first convolution's cast or cuDNN turns them.
+Weights and their gradients rest as they were, so that checkpoints, optimizers and collectives know of nothing;
+convolutions of more than one tap read a copy of their weight.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unity_ir.plan.instructions import Compute, Instruction, Register, makes, re
 from unity_ir.plan.padded_rows import copy_of
 from unity_ir.plan.program import Program
 from unity_ir.tdl.element_types import HALVES
-from unity_ir.tdl.syntax import Bound
+from unity_ir.tdl.syntax import Bound, Segments, Slice, Window, WrittenIndex
 
 RANK = 4
 """Dims of an image: samples, channels, rows and columns."""
@@ -62,7 +62,7 @@ def with_channels_last(program: Program, memo: GroupMemo, are_short: bool = True
     fixed, given, sizes = *_fixed(program), program.bytes
     starts = {c.images[0] for c in wanted}
     changed: set[Register] = set()
-    for together in _connected(program, computes, {id(c.compute): c for c in found}):
+    for together in _connected(program, computes, {id(c.compute): c for c in found}, memo):
         still = sum(sizes[r] for r in (together & fixed) - given)
         if not starts.isdisjoint(together) and still <= FIXED * sum(sizes[r] for r in together):
             changed |= together - fixed
@@ -120,7 +120,7 @@ def _fixed(program: Program) -> tuple[set[Register], set[Register]]:
 
 
 def _connected(
-    program: Program, computes: Iterable[Compute], convolutions: Mapping[int, _Convolution]
+    program: Program, computes: Iterable[Compute], convolutions: Mapping[int, _Convolution], memo: GroupMemo
 ) -> Iterable[set[Register]]:
     """
     Return the sets of images that operators connect; `convolutions` are by `id` of the operator. Weights are in sets of
@@ -129,15 +129,48 @@ def _connected(
     of: dict[Register, set[Register]] = {}
     for compute in computes:
         known = convolutions.get(id(compute))
-        those = (*compute.operands, *compute.results) if known is None else known.images
-        sets = [of.setdefault(r, {r}) for r in those if len(program.tensors[r].shape) == RANK]
-        if len(sets) > 1:
-            largest = max(sets, key=len)
-            for each in sets:
-                if each is not largest:
-                    largest |= each
-                    of.update(dict.fromkeys(each, largest))
+        if known is not None:
+            _connect(of, known.images)
+            continue
+        registers = (*compute.operands, *compute.results)
+        if sum(len(program.tensors[r].shape) == RANK for r in registers) < 2:
+            continue
+        number, alike = program.number(compute), memo.images
+        if number not in alike:
+            alike[number] = _alike(program.local_line(compute))
+        for places in alike[number]:
+            _connect(of, [registers[n] for n in places])
     return {id(each): each for each in of.values()}.values()
+
+
+def _connect(of: dict[Register, set[Register]], registers: Iterable[Register]) -> None:
+    """Make one set of those of some registers; `of` has the set of each, and is changed in place."""
+    sets = [of.setdefault(r, {r}) for r in registers]
+    largest = max(sets, key=len)
+    for each in sets:
+        if each is not largest:
+            largest |= each
+            of.update(dict.fromkeys(each, largest))
+
+
+def _alike(line: Bound) -> tuple[tuple[int, ...], ...]:
+    """
+    Return the places, among a line's operands and results, of images whose samples and channels are the same, or parts
+    of each other's channels: not of heads of attention, say, among which an operator divides the channels.
+    """
+    read = {a.tensor: a.indices for r in line.results for a in r.accesses}
+    every = [*(read.get(p.name, ()) for p in line.operands), *(r.indices for r in line.results)]
+    images = {n: indices for n, indices in enumerate(every) if len(indices) == RANK}
+    found: list[tuple[int, ...]] = []
+    for number, (samples, channels, *_) in images.items():
+        others = (n for n, (s, c, *_) in images.items() if n > number and s == samples and _fit(c, channels))
+        found += [(number, n) for n in others]
+    return tuple(found)
+
+
+def _fit(one: WrittenIndex, other: WrittenIndex) -> bool:
+    """Return whether two dims of channels are the same, or one of them has parts."""
+    return one == other or any(isinstance(i, Segments | Slice | Window) for i in (one, other))
 
 
 def _with_weights(program: Program, convolutions: Iterable[_Convolution], fixed: AbstractSet[Register]) -> Program:

@@ -106,6 +106,8 @@ class GroupMemo:
     """Whether the operator of this number sums columns."""
     convolutions: dict[int, tuple[int, int, int] | None] = field(default_factory=dict[int, tuple[int, int, int] | None])
     """Which operands and results of the operator of this number are a convolution's images and its weight."""
+    images: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict[int, tuple[tuple[int, ...], ...]])
+    """Which operands and results of the operator of this number are images of the same samples and channels."""
 
     def __reduce__(self) -> tuple[type[GroupMemo], tuple[()]]:
         """Pickle an empty cache: numbers of operators are those of a process."""
@@ -113,7 +115,7 @@ class GroupMemo:
 
     def shrink(self) -> None:
         """Empty the cache if it has more than `MOST_REMEMBERED` operators and groups."""
-        every = self.launches, self.lines, self.choices, self.sums, self.convolutions
+        every = self.launches, self.lines, self.choices, self.sums, self.convolutions, self.images
         if sum(map(len, every)) > MOST_REMEMBERED:
             for each in every:
                 each.clear()

@@ -103,6 +103,19 @@ def test_gradients_of_small_images_are_no_images():
     assert {shape: last(plan.program).count(shape) for shape in updated} == updated
 
 
+def test_heads_are_no_channels():
+    """What channels are divided in is stored as it is written, such as queries for attention."""
+    x, y = (leaf("input", tensor_type((4, 16, 8, 8), "f32"), name=n).result for n in "xy")
+    w = leaf("weight", tensor_type((16, 16, 3, 3), "f32"), name="w").result
+    heads = apply("reshape", [apply("conv2d", [x, w], PAIR).result], {"shape": (4, 2, 8, 64)}).result
+    again = apply("reshape", [apply("relu", [heads]).result], {"shape": (4, 16, 8, 8)}).result
+    loss = apply("mse", [apply("relu", [apply("conv2d", [again, w], PAIR).result]).result, y]).result
+    graph = mixed_precision(Graph("heads", (x.node, y.node), (loss,)), "bf16")
+    found = last(planned(graph, fuse=False).program)
+    assert (4, 2, 8, 64) not in found
+    assert (4, 16, 8, 8) in found
+
+
 def test_trained_images():
     """The gradient of an image is one, which its update reads as the image rests; so it is cast before."""
     program = planned(mixed_precision(network(channels=256, of="weight"), "bf16")).program
