@@ -244,6 +244,8 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     short = ("short",) if not exact and is_large(sizes) and (copied or not batched) else ()
     if stage.total and any(each.overlaps(sizes) for each in ((tile,) if full else ()) + ((copied,) if copied else ())):
         raise UnityError(f"pcg.{stage.operator}: tiles of a product overlap, so it cannot be added to a tensor")
+    # AMD's compiler spills where several results have rows that are not aligned.
+    on_amd = {"num_warps": 2 * tile.warps} if more and sizes["n"] % 16 and tile.m * tile.n >= 128 * 128 else {}
     launch = KernelLaunch(
         *named(_TEXT, fields, "batched_" * batched, form),
         (tile.count(sizes), sizes["b"]) if batched else (tile.count(sizes),),
@@ -255,7 +257,8 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         tuple(each.allocation for each in more),
         (*wanted, *short),
         "product",
-        options_name=f"{'FULL_' * full}TILE_{tile.name}{'_WIDE' * stage.wide}",
+        options_name="" if on_amd else f"{'FULL_' * full}TILE_{tile.name}{'_WIDE' * stage.wide}",
+        on_amd=on_amd,
         seconds=0.0 if exact else seconds(tile, sizes) / packed,
         tiles=max(tile.count(sizes) * sizes["b"], sizes["m"] * sizes["n"] * sizes["b"] // 64**2),
     )

@@ -18,6 +18,9 @@ BLOCK = 8192
 SMALLEST_BLOCK = 128
 """Fewest elements per program where the block is divided by the number of branches, each with loads of its own."""
 
+MANY_VECTORS = 3
+"""Vectors read beside matrices, as the statistics of channels, with which a program has half the elements."""
+
 
 def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     """
@@ -36,8 +39,9 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     size = prod(extents[n] for n in names)
     # Every branch has addresses and loads of its own, and a stacked one its stores.
     branches = len(stage.expr.branches) * (1 if stacked is None else 2) if isinstance(stage.expr, Cases) else 1
-    # Addresses that come from integers of 64 bits take two registers of each element.
-    less = 2 if any(_has_own_integers(each) for each in (stage, *more)) else 1
+    # Addresses that come from integers of 64 bits take two registers of each element, those of many vectors one each.
+    is_much = any(_has_own_integers(each) for each in (stage, *more)) or _vectors((stage, *more)) >= MANY_VECTORS
+    less = 2 if is_much else 1
     block = min(power_of_two(size), max(BLOCK // less // power_of_two(branches), SMALLEST_BLOCK))
     threads = warps(block * less)
     kernel = KernelBuilder(stage, extents, more)
@@ -74,6 +78,13 @@ def _has_own_integers(stage: Stage) -> bool:
     variables = {n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1}
     read = (a for a in accesses(stage.expr) if stage.buffers[a.tensor].dtype == "i64")
     return any(variables <= free_variables(a) for a in read)
+
+
+def _vectors(stages: Sequence[Stage]) -> int:
+    """Return how many tensors are read that have the innermost variable of the result, but not all."""
+    variables = [n for i in stages[0].result.indices for n in index_names(i) if stages[0].extents[n] > 1]
+    read = {a: free_variables(a) for each in stages for a in accesses(each.expr)}
+    return len({a.tensor for a, own in read.items() if variables and variables[-1] in own and not own >= {*variables}})
 
 
 def _plain(kernel: KernelBuilder, stage: Stage) -> str:
