@@ -87,7 +87,7 @@ def counts(model: str) -> dict[str, Any]:
             operator = local_operator(program, each)
             made = launcher(operator.line, operator.dtypes, planned.implementations[each], operator.divided)
             what = kind_of(program, each)
-            launches[what] += (len(made.work or made.compiled) or 1) + made.beside
+            launches[what] += (len(made.work or made.compiled) or 1) + made.roundings
             moved[what] += sum(size(program, r) for r in (*dict.fromkeys(each.operands), *each.results))
     weights = [r for i in program.body if isinstance(i, Leaf) and i.op == "weight" for r in makes(i)]
     parameters = sum(size(program, r) for r in weights) // 4

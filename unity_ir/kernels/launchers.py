@@ -18,7 +18,7 @@ from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product_o
 from unity_ir.forms.column_sums import ColumnSums
 from unity_ir.forms.compose import AND
 from unity_ir.forms.contraction import Contraction, contraction, product_factors, strides
-from unity_ir.forms.convolution import Convolution, convolution
+from unity_ir.forms.convolution import Convolution
 from unity_ir.forms.float8 import float8_lines, without_rounding
 from unity_ir.forms.grouped import Grouped, routed
 from unity_ir.forms.implicit_gemm import implicit_gemm
@@ -66,8 +66,10 @@ from unity_ir.tdl.syntax import (
     Window,
     accesses,
     children,
-    index_names,
 )
+
+IMAGE = 4
+"""Dims of an image, which may be stored with the channels last."""
 
 __all__ = ["Compiled", "Launcher", "launcher", "optimizer_launcher"]
 
@@ -195,7 +197,8 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     form = without_activation(first)
     if form != first and isinstance(first, Call):
         parts.append(first.function)
-    if AND in bound.operator or not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
+    is_known = _reads_as_product(form) and not _has_images(bound)
+    if AND in bound.operator or not is_known or len(bound.results) > 1 or offsets or bound.has_windows:
         parts += _digest(bound)
     parts += _elements(bound, dtypes)
     if rows := padded_rows(bound):
@@ -220,6 +223,11 @@ def _reads_as_product(expr: Expr) -> bool:
     """Return whether operator and shapes determine the expression: a sum of a product of two reads."""
     factors = product_factors(expr) if isinstance(expr, Reduce) else None
     return factors is not None and all(isinstance(f, Access) for f in factors)
+
+
+def _has_images(bound: Bound) -> bool:
+    """Return whether a line reads or makes tensors of as many dims as images, whose dims have one of two orders."""
+    return any(len(own.indices) == IMAGE for r in bound.results for own in (*r.accesses, r))
 
 
 def _digest(bound: Bound) -> list[str]:
@@ -362,20 +370,7 @@ def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] =
     attention = cudnn_attention(bound, dtypes, function.starts)
     if attention is not None:
         lines = [*cudnn_lines(attention, function.variables, function.names), *lines]
-    source = (HAS_CUDNN if attention else "") + function.text(lines)
-    return Launcher(function.name, source, {}, (), beside=int(_turns_weight(bound)))
-
-
-def _turns_weight(bound: Bound) -> bool:
-    """
-    Return whether a line is the gradient of a convolution's weight, stored with the taps last, of images that are not:
-    cuDNN makes it in their order.
-    """
-    (result, *more) = bound.results
-    found = None if more else convolution(result.indices, result.expr, bound.extents)
-    if found is None or found.form != "weight" or isinstance(found.image.indices[-1], Window):
-        return False
-    return {n for i in result.indices[-1:] for n in index_names(i)} == {found.slidings[-1].inner}
+    return Launcher(function.name, (HAS_CUDNN if attention else "") + function.text(lines), {}, ())
 
 
 def _float8_by_torch(function: _Function) -> Launcher | None:
@@ -491,7 +486,7 @@ def _float8(function: _Function) -> Launcher | None:
         function.buffers |= dict(zip((r.name for r in each.line.results), outputs, strict=True))
     made, finals = _staged(function, parts.product)
     found = function.launcher([*launches, *made], finals)
-    return replace(found, work=found.work[len(launches) :], beside=len(launches))
+    return replace(found, work=found.work[len(launches) :], roundings=len(launches))
 
 
 def _stages(function: _Function, line: Bound) -> Launcher:

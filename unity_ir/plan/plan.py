@@ -373,7 +373,7 @@ class Plan:
             made = launcher(operator.line, operator.dtypes, self.implementations[compute], operator.divided)
         except UnityError:
             return 1  # a type that no kernel takes, such as f64: it cannot be emitted
-        return max(len(made.work), 1) + made.beside
+        return max(len(made.work), 1) + made.roundings
 
     def bytes_of_copies(self, kind: str) -> int:
         """

@@ -76,6 +76,15 @@ def test_convolutions_are_pytorchs_and_triton_s(drawn: Any) -> None:
                 assert any("convolution" in k for k in launcher(line, ("f32", "f32")).kernels)
 
 
+@pytest.mark.parametrize("impl", ["triton", "torch"])
+def test_names_tell_the_orders_of_dims_apart(impl: str) -> None:
+    """Of one image a program may make another in either order, and of an image of another order one as large."""
+    of_one_tap = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
+    bound = bound_of("conv2d", Case(((8, 7, 7, 7), (4, 7, 1, 1)), of_one_tap))
+    lines = [with_channels_last(bound, x, [made]) for x in ((), {"x"}) for made in (False, True)]
+    assert len({launcher(line, ("f32", "f32"), impl).name for line in lines}) == len(lines)
+
+
 @pytest.mark.parametrize(("channels", "rows"), [(3, 9), (64, 32), (70, 33)])
 def test_moments_are_taken_in_one_pass(channels: int, rows: int, runner: Any) -> None:
     """Of few and of many channels, divided over programs or not, as by the mean first and distances then."""

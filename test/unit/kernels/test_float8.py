@@ -83,7 +83,7 @@ def test_kernels_round_rows(name: str, shape: tuple[tuple[int, ...], int, int], 
     x, w = operands(name, *shape)
     one = made(name, x, w)
     assert [each.kind for each in one.work] == ["product"]
-    assert one.beside == 2
+    assert one.roundings == 2
     (found,) = runner.run(one, [x, w])
     assert distance(name, found, x, w) < 0.2
 
@@ -99,7 +99,7 @@ def test_rows_of_zeros_are_zeros(impl: str, runner: Runner) -> None:
 def test_longer_types_are_not_rounded(impl: str, runner: Runner) -> None:
     x, w = (each.float() for each in operands("float8_matmul", (32,), 64, 32))
     one = made("float8_matmul", x, w, impl, "f32")
-    assert one.beside == 0
+    assert one.roundings == 0
     (found,) = runner.run(one, [x, w])
     torch.testing.assert_close(found, x @ w, rtol=1e-4, atol=1e-3)
 
@@ -173,5 +173,5 @@ def test_two_launches_round(name: str, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     sizes = {"float8_matmul": ((m, k), (k, n)), "float8_matmul_nt": ((m, k), (n, k))}.get(name, ((k, m), (k, n)))
     one = launcher(operator(name).bind(sizes, ()).bound, ["bf16"] * 2)
-    assert one.beside == 2
+    assert one.roundings == 2
     assert [each.kind for each in one.work] == ["product"]

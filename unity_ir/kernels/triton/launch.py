@@ -149,13 +149,11 @@ class Launcher:
     """The specialisation of each launch, for ahead-of-time compilation."""
     work: tuple[LaunchWork, ...] = ()
     """
-    The work of each launch, in order, but for those `beside`; () for functions in PyTorch, and for optimizers.
+    The work of each launch, in order, but for those that round operands; () for functions in PyTorch, and for
+    optimizers.
     """
-    beside: int = 0
-    """
-    Launches that round operands to 8 bits for the one after them; in PyTorch those that store a convolution's gradient
-    in another order of dims than it is made in.
-    """
+    roundings: int = 0
+    """Launches that round operands to 8 bits for the one after them."""
 
 
 @dataclass(frozen=True, slots=True)
