@@ -55,6 +55,14 @@ def test_images_whose_borders_are_exchanged_stay():
     assert not images_last(plan_step(step, PlanOptions(channels="last")).program)
 
 
+def test_images_of_a_step_in_stages_stay():
+    """A stage's backward reads what its forward has made: both have one order."""
+    graph = mixed_precision(build("alexnet", **{**SMALL["alexnet"], "batch": 4}), "bf16")
+    made = plan_step(planned(graph, "1f1b,2:data-parallel/2", 2, Optimizer("sgd")), PlanOptions())
+    assert made.parts
+    assert not any(images_last(own.program) for _, own in made.parts)
+
+
 def test_in_16_bits_they_are_last_unless_asked(ranks: Ranks):
     """In bf16 gradients differ by what rounding in another order makes."""
     serial = build("alexnet", **{**SMALL["alexnet"], "batch": 4})

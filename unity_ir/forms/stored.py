@@ -11,6 +11,9 @@ from unity_ir.tdl.syntax import Access, Bound, Expr, PaddedVar, Var, accesses
 
 T = TypeVar("T")
 
+IMAGE_RANK = 4
+"""Dims of an image, which may be stored with the channels last: samples, channels, rows and columns."""
+
 
 def with_channels_last(line: Bound, operands: Collection[str], results: Sequence[bool]) -> Bound:
     """

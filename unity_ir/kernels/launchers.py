@@ -26,7 +26,7 @@ from unity_ir.forms.moments import Moments
 from unity_ir.forms.rewrite import simplified, with_variables_of, without_ones
 from unity_ir.forms.row_sums import RowSums
 from unity_ir.forms.scatter import Scatter
-from unity_ir.forms.stored import padded_rows
+from unity_ir.forms.stored import IMAGE_RANK, padded_rows
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.kernels.pytorch.attention import HAS_CUDNN, cudnn_attention, cudnn_lines
@@ -67,9 +67,6 @@ from unity_ir.tdl.syntax import (
     accesses,
     children,
 )
-
-IMAGE = 4
-"""Dims of an image, which may be stored with the channels last."""
 
 __all__ = ["Compiled", "Launcher", "launcher", "optimizer_launcher"]
 
@@ -227,7 +224,7 @@ def _reads_as_product(expr: Expr) -> bool:
 
 def _has_images(bound: Bound) -> bool:
     """Return whether a line reads or makes tensors of as many dims as images, whose dims have one of two orders."""
-    return any(len(own.indices) == IMAGE for r in bound.results for own in (*r.accesses, r))
+    return any(len(own.indices) == IMAGE_RANK for r in bound.results for own in (*r.accesses, r))
 
 
 def _digest(bound: Bound) -> list[str]:

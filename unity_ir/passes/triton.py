@@ -43,8 +43,8 @@ class TritonTarget(OptimizerOptions, Target):
     `matmul` chooses the implementation of matrix products: `triton`, `torch` (cuBLAS), or `auto`, for each product the
     faster one by estimate. `convolution` chooses that of convolutions: `torch` (cuDNN) or `triton`; `attention` that of
     plain attention in 16 bits: `triton`, `torch` (cuDNN, on GPUs that have it), or `auto`, for each the faster one.
-    `channels` says how images that convolutions read and make are stored: with channels `last`, `first`, or `auto`:
-    last where convolutions have 16-bit operands.
+    `channels` chooses the order of dims in which images of convolutions are stored: channels `last`, channels `first`,
+    or `auto`, which is last where convolutions have 16-bit operands.
     `kernels` chooses that of all other operators; `torch` makes the whole program plain PyTorch, for CPUs. `tune` is a
     table of `unity-tune`: an operator measured there on the same shapes gets the faster implementation.
 

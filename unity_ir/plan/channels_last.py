@@ -22,6 +22,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from unity_ir.forms.convolution import convolution, pointwise_convolution
+from unity_ir.forms.stored import IMAGE_RANK
 from unity_ir.plan.groups import GroupMemo
 from unity_ir.plan.instructions import Compute, Instruction, Register, makes, reading, reads
 from unity_ir.plan.padded_rows import copy_of
@@ -29,12 +30,10 @@ from unity_ir.plan.program import Program
 from unity_ir.tdl.element_types import HALVES
 from unity_ir.tdl.syntax import Bound, Segments, Slice, Window, WrittenIndex
 
-RANK = 4
-"""Dims of an image: samples, channels, rows and columns."""
 FIXED = 1 / 16
 """
-Most of the bytes of images that operators connect that may stay with the channels before rows and columns, since
-collectives move them, or the step returns them: their readers go through memory in two orders.
+Largest part of the bytes of connected images that collectives may move, or the step may return. These keep the channels
+before rows and columns, so that their readers go through memory in two orders.
 """
 
 
@@ -52,8 +51,11 @@ def with_channels_last(program: Program, memo: GroupMemo, are_short: bool = True
     """
     Return the program in which images that convolutions read and make are stored with the channels last
     (`Tensor.is_channels_last`), and so are all others that operators make of these, or these of them. With `are_short`
-    it is done where convolutions have 16-bit operands, else for all. `memo` is a cache, read and extended.
+    it is done where convolutions have 16-bit operands, else for all; not in a part of a step. `memo` is a cache, read
+    and extended.
     """
+    if program.part_of is not None:
+        return program  # other parts read and make images, too
     computes = [i for i in program.body if isinstance(i, Compute)]
     found = [c for i in computes if (c := _convolution(program, i, memo)) is not None]
     wanted = [c for c in found if not are_short or program.tensors[c.images[0]].dtype in HALVES]
@@ -76,7 +78,7 @@ def _convolution(program: Program, compute: Compute, memo: GroupMemo) -> _Convol
     registers = (*compute.operands, *compute.results)
     if len(compute.operands) != 2 or len(registers) != 3:
         return None
-    if any(len(program.tensors[r].shape) != RANK for r in registers):
+    if any(len(program.tensors[r].shape) != IMAGE_RANK for r in registers):
         return None
     number, known = program.number(compute), memo.convolutions
     if number not in known:
@@ -133,7 +135,7 @@ def _connected(
             _connect(of, known.images)
             continue
         registers = (*compute.operands, *compute.results)
-        if sum(len(program.tensors[r].shape) == RANK for r in registers) < 2:
+        if sum(len(program.tensors[r].shape) == IMAGE_RANK for r in registers) < 2:
             continue
         number, alike = program.number(compute), memo.images
         if number not in alike:
@@ -160,7 +162,7 @@ def _alike(line: Bound) -> tuple[tuple[int, ...], ...]:
     """
     read = {a.tensor: a.indices for r in line.results for a in r.accesses}
     every = [*(read.get(p.name, ()) for p in line.operands), *(r.indices for r in line.results)]
-    images = {n: indices for n, indices in enumerate(every) if len(indices) == RANK}
+    images = {n: indices for n, indices in enumerate(every) if len(indices) == IMAGE_RANK}
     found: list[tuple[int, ...]] = []
     for number, (samples, channels, *_) in images.items():
         others = (n for n, (s, c, *_) in images.items() if n > number and s == samples and _fit(c, channels))

@@ -127,7 +127,7 @@ def _is_unaligned(program: Program, register: Register) -> bool:
     """Return whether rows of a tensor begin at addresses of which asynchronous copies take none."""
     tensor = program.tensors[register]
     if tensor.is_channels_last:
-        return False  # whose rows are of channels
+        return False  # its rows are of channels
     shape, size = tensor.local(program.mesh), ELEMENT_BYTES[tensor.dtype]
     return len(shape) > 1 and shape[-1] >= FEWEST and shape[-1] * size % ALIGNED != 0
 

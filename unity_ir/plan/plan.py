@@ -61,7 +61,7 @@ from unity_ir.tdl.syntax import Bound, Slice, accesses
 AUTO = "auto"
 """The implementation of matrix products that is chosen by estimate, for each of them."""
 CHANNELS = ("auto", "last", "first")
-"""Where images that convolutions read and make may have their channels (`PlanOptions.channels`)."""
+"""The values of `PlanOptions.channels`."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class PlanOptions:
     attention: str = "auto"
     channels: str = "auto"
     """
-    Where images are stored that convolutions read and make: with the channels `last`, or `first`, before rows and
-    columns; `auto` is last where convolutions have 16-bit operands (`plan.channels_last`).
+    In which order of dims images of convolutions are stored: with the channels `last`, or `first`, before rows and
+    columns; `auto` means `last` where convolutions have 16-bit operands (`plan.channels_last`).
     """
     eager: bool = False
     """

@@ -78,7 +78,7 @@ def test_convolutions_are_pytorchs_and_triton_s(drawn: Any) -> None:
 
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 def test_names_tell_the_orders_of_dims_apart(impl: str) -> None:
-    """Of one image a program may make another in either order, and of an image of another order one as large."""
+    """The same convolution gets another name for each order of dims of its operand and its result."""
     of_one_tap = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
     bound = bound_of("conv2d", Case(((8, 7, 7, 7), (4, 7, 1, 1)), of_one_tap))
     lines = [with_channels_last(bound, x, [made]) for x in ((), {"x"}) for made in (False, True)]
@@ -87,7 +87,7 @@ def test_names_tell_the_orders_of_dims_apart(impl: str) -> None:
 
 @pytest.mark.parametrize(("channels", "rows"), [(3, 9), (64, 32), (70, 33)])
 def test_moments_are_taken_in_one_pass(channels: int, rows: int, runner: Any) -> None:
-    """Of few and of many channels, divided over programs or not, as by the mean first and distances then."""
+    """One kernel for 3 channels, two for 64 and 70, each of which reads the samples once."""
     shape = (8, channels, rows, rows)
     mean, stats = (
         bound_of(n, Case(s, a))

@@ -97,14 +97,14 @@ def test_padded_rows_are_those_of_other_tensors():
 
 
 def test_gradients_of_small_images_are_no_images():
-    """Of a 3 x 3 image, by a 3 x 3 window, the weight's gradient has the form of a convolution: so it was mistaken."""
+    """With images of 3 x 3 and windows of 3 x 3 the weight's gradient has the form of a convolution, and is none."""
     plan = planned(mixed_precision(network(image=3), "bf16"), fuse=False)
     updated = {(16, 3, 3, 3): 1}
     assert {shape: last(plan.program).count(shape) for shape in updated} == updated
 
 
 def test_heads_are_no_channels():
-    """What channels are divided in is stored as it is written, such as queries for attention."""
+    """A reshape that divides channels among heads makes a tensor that is stored in the order of its dims."""
     x, y = (leaf("input", tensor_type((4, 16, 8, 8), "f32"), name=n).result for n in "xy")
     w = leaf("weight", tensor_type((16, 16, 3, 3), "f32"), name="w").result
     heads = apply("reshape", [apply("conv2d", [x, w], PAIR).result], {"shape": (4, 2, 8, 64)}).result
@@ -125,7 +125,7 @@ def test_trained_images():
 
 
 def test_weights_that_others_read_are_copied():
-    """A weight's cast that is summed, too, stays, beside a copy."""
+    """Where a sum reads the cast of a weight as well, convolutions read a copy of the cast."""
     x, y = (leaf("input", tensor_type(s, "f32"), name=n).result for n, s in (("x", (4, 3, 8, 8)), ("y", (4, 16, 8, 8))))
     w = leaf("weight", tensor_type((16, 3, 3, 3), "f32"), name="w").result
     loss = apply("mse", [apply("conv2d", [x, w], PAIR).result, y]).result

@@ -19,7 +19,7 @@ SMALLEST_BLOCK = 128
 """Fewest elements per program where the block is divided by the number of branches, each with loads of its own."""
 
 MANY_VECTORS = 3
-"""Vectors read beside matrices, as the statistics of channels, with which a program has half the elements."""
+"""A program has half the elements if a kernel reads at least so many vectors, such as statistics of channels."""
 
 
 def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
