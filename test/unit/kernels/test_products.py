@@ -181,6 +181,16 @@ def test_results_stored_element_by_element_need_registers(columns: int, tile: in
     assert made.compiled[0].constants["BLOCK_N"] == tile
 
 
+@pytest.mark.parametrize(("added", "tile"), [("a[n]", 256), ("a[m, n]", 128)])
+def test_matrices_read_beside_float8_need_registers(added: str, tile: int) -> None:
+    """With two of them the largest tile spilled in DeepSeek-V3's step."""
+    line = parse_line(f"f(x, w, r, a) out[m, n] = sum[k](float8(x[m, k]) * float8(w[k, n])) + r[m, n] + {added}")
+    shapes = ((4096, 2048), (2048, 7168), (4096, 7168), (4096, 7168)[-added.count(",") - 1 :])
+    made = launcher(bind(line, shapes, {}), ["bf16"] * 4)
+    (product,) = [c for c in made.compiled if c.descriptors]
+    assert product.constants["BLOCK_N"] == tile
+
+
 def test_padded_rows(runner: Any) -> None:
     """Tiles by descriptors are stored up to a multiple of 16 columns where rows have room; no bias is read there."""
     line = parse_line("product(x, w, b) out[m, n] = sum[k](x[m, k] * w[n, k]) + b[n]")

@@ -107,6 +107,14 @@ class Epilogue(KernelWriter):
         addresses += 8 * sum(_is_unaligned(self.of, each) for each in self.stages)
         return sum(count(each.expr) for each in self.stages) + len(self.stages) - 1 + addresses
 
+    @property
+    def matrices(self) -> int:
+        """The number of tensors that the epilogue reads beside the product which have an element for each of its."""
+        read = {a for each in self.stages for a in _accesses(each.expr, self.of.product)}
+        extents = self.stages[0].extents
+        found = [strides(self.of.names, extents, address(a.indices, extents), "mn") for a in read]
+        return sum(each is None or all(each.values()) for each in found)
+
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
         Return two expressions as text, (pointer, mask), of the elements of `tensor` that the tile covers, as
