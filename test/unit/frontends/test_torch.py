@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +183,46 @@ def test_norms_of_narrower_weights(kind: str):
     assert value == pytest.approx(want, rel=1e-9)
     for name, grad in grads.items():
         np.testing.assert_allclose(grad, wanted[name], rtol=1e-5, err_msg=name)
+
+
+def _root(x: torch.Tensor) -> torch.Tensor:
+    return torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+ROUNDED_NORMS: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], set[str]]] = {
+    "Llama": (lambda x, w: w * (x.double() * _root(x)).to(x.dtype), {"f32"}),
+    "T5": (lambda x, w: w * (x * _root(x)).to(w.dtype), {"f32"}),
+    "weight last": (lambda x, w: (x.double() * _root(x)).float() * w, {"f32"}),
+    "quotient": (lambda x, w: w * (x.double() / _root(x).reciprocal()).float(), set()),
+    "weight in the wider type": (lambda x, w: w.double() * (x.double() * _root(x)).float(), set()),
+    "rounded after the weight": (lambda x, w: (w.double() * (x.double() * _root(x))).float(), {"f64"}),
+    "of another": (lambda x, w: w * (x.double() * _root(x + 1)).float(), set()),
+    "weight of rows": (lambda x, w: w[:5, None] * (x.double() * _root(x)).float(), set()),
+    "squared": (lambda x, w: w * (x.double() * x.double() * _root(x)).float(), set()),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED_NORMS)
+def test_norms_that_are_rounded_before_their_weight(name: str):
+    """As models in bf16 compute them in float32: one operator in the narrow type, but of the same numbers."""
+    of, dtypes = ROUNDED_NORMS[name]
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.weight = nn.Parameter(torch.rand(6) + 0.5), nn.Parameter(torch.rand(6) + 0.5)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return ((of(x * self.scale, self.weight) - y) ** 2).float().mean()
+
+    module, inputs = Module(), (torch.randn(5, 6), torch.randn(5, 6))
+    imported = from_torch(module, inputs)
+    assert {n.types[0].dtype for n in imported.graph.nodes() if n.op == "rms_norm"} == dtypes
+    value, grads = run(imported, module, inputs, None)
+    want, wanted = in_pytorch(module, inputs, None)
+    assert value == pytest.approx(want, rel=1e-5)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(grad, wanted[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unity_ir.frontends.torch.recognise.match import fits_rows, made_by, number_of, reduced_last, unbroadcast, unshaped
+from unity_ir.frontends.torch.recognise.match import (
+    fits_rows,
+    made_by,
+    number_of,
+    reduced_last,
+    unbroadcast,
+    unshaped,
+    unwidened,
+)
 from unity_ir.frontends.torch.site import cast
 from unity_ir.frontends.torch.values import op
 from unity_ir.pcg.graph import Value
@@ -21,7 +29,24 @@ def rms_norm(product: tuple[Value, ...], divisor: Value | None = None) -> Value 
     Return an RMS norm operator that computes the product of some values, over `divisor` if that is not None, in the
     element type of x, which may be wider than that of `weight`. None unless it is `x * weight / sqrt(mean(x * x) +
     eps)` in any order, with the mean over the last dim, and `weight` [size of that dim].
+
+    Of models in 16 bits, which compute `x / sqrt(..)` in float32 and round it before they multiply it by `weight`, it
+    is an operator in 16 bits, which rounds once.
     """
+    if (found := _rms_norm_of(product, divisor)) is not None:
+        x, weight, eps = found
+        return op("rms_norm", x, cast(weight, x.type.dtype), eps=eps)
+    for rounded, weight in (product, product[::-1]) if len(product) == 2 and divisor is None else ():
+        for wide in made_by(rounded, "cast"):
+            if (found := _rms_norm_of((wide, weight))) is not None:
+                x, weight, eps = unwidened(found[0]), *found[1:]
+                if {x.type.dtype, weight.type.dtype} == {rounded.type.dtype}:
+                    return op("rms_norm", x, weight, eps=eps)
+    return None
+
+
+def _rms_norm_of(product: tuple[Value, ...], divisor: Value | None = None) -> tuple[Value, Value, float] | None:
+    """Return (x, weight, eps) of an RMS norm that is the product of some values, over `divisor` if that is not None."""
     for root, moment, eps in _roots_of(product, divisor):
         square = reduced_last(moment, "reduce_mean")
         for x in () if square is None else _squared(square):
@@ -30,7 +55,7 @@ def rms_norm(product: tuple[Value, ...], divisor: Value | None = None) -> Value 
                 continue
             weight = unbroadcast(factors[1 - factors.index(x)])
             if weight.shape == x.shape[-1:]:
-                return op("rms_norm", x, cast(weight, x.type.dtype), eps=eps)
+                return x, weight, eps
     return None
 
 
