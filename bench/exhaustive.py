@@ -25,8 +25,9 @@ import numpy as np
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import resting
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, GridRole, dual
 from unity_ir.simulate.choices import fits, possible_roles

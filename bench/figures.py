@@ -21,7 +21,8 @@ from rich.table import Table
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine import load
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.baselines.data_parallel import data_parallel

@@ -30,7 +30,8 @@ from rich.table import Table
 
 from unity_ir.machine import load
 from unity_ir.models.vision import Vision
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 from unity_ir.search.run import run
 
 SEEDS = (0, 1, 2)

@@ -41,8 +41,9 @@ from unity_ir.cost.kernels import kernel_of_line, kernel_seconds
 from unity_ir.machine import Machine
 from unity_ir.machine.profile import Profile
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Node, Value, apply, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
 from unity_ir.pcg.mixed_precision import in_mixed_precision
+from unity_ir.pcg.node import Node, Value, apply, rebuild
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.instructions import Compute, Fused, ReshardMove
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph

@@ -43,7 +43,8 @@ from rich.table import Table
 from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine, load
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment
 from unity_ir.search.flexflow.mcmc import mcmc

@@ -22,8 +22,9 @@ from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import work
 from unity_ir.machine import Machine
-from unity_ir.pcg.graph import Graph, Node, Value, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import Node, Value, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import moves_from
 from unity_ir.pcg.sharding import (

@@ -9,7 +9,8 @@ import numpy as np
 
 from unity_ir.machine import Level, Machine, load
 from unity_ir.pcg.differentiate import needs_gradient
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, topological
+from unity_ir.pcg.graph import Graph, topological
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.functions import Array
 

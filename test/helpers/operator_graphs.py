@@ -10,7 +10,7 @@ from lowered import WITHOUT_GRADIENT
 
 from unity_ir.ops import operator
 from unity_ir.pcg.differentiate import operand_gradients
-from unity_ir.pcg.graph import Node, Value, apply, leaf
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.tdl.elements import converted
 from unity_ir.tdl.functions import Array

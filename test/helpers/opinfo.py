@@ -14,8 +14,9 @@ from torch import Tensor
 
 from unity_ir.ops import operator
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Value, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import Value, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.syntax import AttrValue

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from unity_ir.pcg.graph import Node, Value, divide, parallel
+from unity_ir.pcg.node import Node, Value, divide, parallel
 from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.types import divided_type
 from unity_ir.tdl.parallel import Configuration, operand_degrees

@@ -8,7 +8,8 @@ from random import Random
 from graphs import boxes
 
 from unity_ir.machine import Machine
-from unity_ir.pcg.graph import Graph, Node, Value, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, rebuild
 from unity_ir.pcg.view import View
 from unity_ir.search.baselines.random_plan import sample
 

@@ -7,7 +7,8 @@ from xdsl.context import Context
 from xdsl.universe import Universe
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Update, apply, grid, leaf, parallel
+from unity_ir.pcg.graph import Graph, Update
+from unity_ir.pcg.node import apply, grid, leaf, parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType, tensor_type

@@ -7,7 +7,8 @@ from random import Random
 
 from graphs import random_cnn, random_graph
 
-from unity_ir.pcg.graph import Graph, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.syntax import AttrValue
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unity_ir.machine import Machine
-from unity_ir.pcg.graph import Graph, Node, Pipeline
+from unity_ir.pcg.graph import Graph, Pipeline
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.stages import in_stages
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 

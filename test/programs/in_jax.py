@@ -24,7 +24,8 @@ from parallelized import apart
 from ranks import PRELOADED
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Value, topological
+from unity_ir.pcg.graph import topological
+from unity_ir.pcg.node import Value
 from unity_ir.plan.program import Program
 from unity_ir.tdl.evaluate import evaluate
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unity_ir.machine import Level, Machine, load
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 
 Reference = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]

@@ -24,8 +24,9 @@ from unity_ir.frontends.torch import from_torch
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, apply
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import apply
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.forward import forward_of
 from unity_ir.plan.instructions import ReshardMove

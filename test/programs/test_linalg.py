@@ -35,8 +35,9 @@ from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.collectives import BETWEEN_DEVICES
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, topological
+from unity_ir.pcg.graph import Graph, topological
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import SUM
 from unity_ir.pcg.types import tensor_type

@@ -18,9 +18,10 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import Node, Value, parallel, rebuild
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step

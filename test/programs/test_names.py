@@ -8,7 +8,8 @@ import pytest
 from ranks import Ranks, check
 from test_programs import program
 
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.types import tensor_type
 
 NAMES = [

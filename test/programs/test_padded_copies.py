@@ -10,7 +10,8 @@ from models import machine
 from ranks import Ranks, gradients
 
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan import padded_rows
 from unity_ir.plan.instructions import Compute, ReshardMove

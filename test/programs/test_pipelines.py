@@ -39,7 +39,8 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node, Pipeline, Value, apply, leaf
+from unity_ir.pcg.graph import Graph, Pipeline
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.forward import forward_of

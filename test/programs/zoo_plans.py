@@ -16,10 +16,11 @@ from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node, Pipeline, Value, parallel, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, Pipeline, rewrite
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import Node, Value, parallel, rebuild
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, Mesh
 from unity_ir.plan.lower import lower

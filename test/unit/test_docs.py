@@ -19,7 +19,7 @@ from unity_ir.dialects.subst import SUBST
 from unity_ir.machine.load import load, presets
 from unity_ir.models import from_text, names
 from unity_ir.ops import operators
-from unity_ir.pcg.graph import apply, leaf
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules import library
 from unity_ir.search import run, strategy

@@ -28,7 +28,8 @@ from unity_ir.forms.kinds import CONTRACTIONS
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes, Shapes
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.saved_softmax import attributes_of_variant

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from unity_ir.pcg.graph import Node
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Assignment, Mesh, pins_of
 from unity_ir.pcg.types import divided_type

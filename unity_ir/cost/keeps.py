@@ -7,7 +7,8 @@ from functools import lru_cache
 from unity_ir.cost.work import applied, repeats
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.recompute import not_kept
 
 

@@ -37,7 +37,8 @@ from unity_ir.cost.memory import cast_bytes
 from unity_ir.cost.plan import update_bytes
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import Graph, Node, Update, Value, erase
+from unity_ir.pcg.graph import Graph, Update, erase
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 

@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.graph import Node, Value
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout, Mesh, pins_of, shard_count

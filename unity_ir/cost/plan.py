@@ -35,8 +35,9 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import FREE, HALO_EXCHANGES
 from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value, erase_with, optimizer_of_step
+from unity_ir.pcg.graph import Graph, erase_with, optimizer_of_step
 from unity_ir.pcg.loss_part import has_contraction, loss_part
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move, sum_over

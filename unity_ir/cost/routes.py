@@ -26,7 +26,7 @@ import numpy as np
 from unity_ir.cost.table import Floats, Ints, kernel_counts, template
 from unity_ir.machine.model import Machine
 from unity_ir.ops.routed import ROUTED_MATMUL
-from unity_ir.pcg.graph import Node, Value
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.routes import is_elementwise
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from unity_ir.cost.plan import PlanCost, Reshard
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.graph import Node
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.reshard import Move, sum_over
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, pins_of, role_name
 

@@ -24,7 +24,7 @@ from unity_ir.errors import UnityError
 from unity_ir.forms.float8 import rounding_reads
 from unity_ir.machine.device import Device
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.graph import Node, Value
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.counts import FlopsTerm, rounds, terms

@@ -16,7 +16,8 @@ from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Shapes
 from unity_ir.pcg.differentiate import nodes_with_gradient, operand_gradients
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, topological
+from unity_ir.pcg.graph import Graph, topological
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
 from unity_ir.tdl.counts import contraction_flops, flops, rounds
 from unity_ir.tdl.divisibility import Analysis

@@ -45,7 +45,8 @@ from unity_ir.dialects.pcg.ops import (
 )
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import OFFLOADS, Graph, Node, Pipeline, Update, Value, apply, parallel
+from unity_ir.pcg.graph import OFFLOADS, Graph, Pipeline, Update
+from unity_ir.pcg.node import Node, Value, apply, parallel
 from unity_ir.pcg.optimizer import Optimizer
 
 VIEW = "pcg.view"

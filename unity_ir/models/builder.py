@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator
-from unity_ir.pcg.graph import Graph, Node, Value, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.syntax import AttrValue
 

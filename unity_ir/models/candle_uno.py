@@ -1,7 +1,8 @@
 """CANDLE-Uno, as FlexFlow trains it: a tower of dense layers per cell and drug feature, concatenated, before an MLP."""
 
 from unity_ir.models.builder import Builder
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 
 _FEATURES = {
     "cell.rnaseq": 942,

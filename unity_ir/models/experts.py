@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 @dataclass(frozen=True, slots=True)

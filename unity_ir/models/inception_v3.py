@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from unity_ir.models.vision import Sizes, Vision
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 
 
 class _Inception(Vision):

@@ -3,7 +3,8 @@
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
 from unity_ir.models.experts import Mixture, chosen_experts, chosen_shares
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 
 
 def build(

@@ -1,7 +1,8 @@
 """FlexFlow's translation model (section 8, NMT): LSTM encoder and decoder, attention on top, and a softmax layer."""
 
 from unity_ir.models.recurrent import Recurrent
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 
 
 def build(batch: int = 64, steps: int = 40, layers: int = 2, hidden: int = 1024, vocabulary: int = 20480) -> Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unity_ir.models.builder import Builder
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 State = tuple[Value, Value]
 """Hidden state and cell of one layer, [batch, hidden] each."""

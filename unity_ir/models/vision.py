@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from unity_ir.errors import UnityError
 from unity_ir.models.builder import Builder
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 
 Sizes = int | tuple[int, int]
 """A size for both dims of an image, or one for each."""

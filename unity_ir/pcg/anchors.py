@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.parallel import IN_TIME
 
 STARTS = frozenset((*IN_TIME, "recompute", "send"))

@@ -16,7 +16,8 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Application, Attributes, Operator
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.graph import Graph, Node, Update, Value, apply, leaf, node_of, parallel, rebuild, topological
+from unity_ir.pcg.graph import Graph, Update, topological
+from unity_ir.pcg.node import Node, Value, apply, leaf, node_of, parallel, rebuild
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.recompute import Recomputation

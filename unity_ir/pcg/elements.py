@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, apply, leaf, rebuild
 from unity_ir.pcg.types import divided_type
 
 FLOATS = ("f32", "bf16", "f16")

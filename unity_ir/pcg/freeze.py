@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value, leaf, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, leaf, rebuild
 from unity_ir.pcg.types import divided_type
 
 

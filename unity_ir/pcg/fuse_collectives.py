@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unity_ir.pcg.collectives import fusion_of
-from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, parallel, rebuild
 
 
 def fuse_collectives(graph: Graph) -> Graph:

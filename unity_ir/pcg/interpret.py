@@ -14,7 +14,8 @@ from itertools import product
 import numpy as np
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import Piece, TensorType
 from unity_ir.tdl.divisibility import Analysis

@@ -17,7 +17,8 @@ from functools import lru_cache
 from itertools import groupby
 
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value, rebuild, topological
+from unity_ir.pcg.graph import Graph, topological
+from unity_ir.pcg.node import Node, Value, rebuild
 
 LONGEST = 64
 """Parts of a layer at most: a layer of a transformer has two, one per residual sum."""

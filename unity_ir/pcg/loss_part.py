@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import is_shard, result_role
 from unity_ir.tdl.counts import has_contractions
 from unity_ir.tdl.divisibility import Analysis

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from unity_ir.pcg.graph import Graph, Node, Value, divide, leaf, parallel
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value, divide, leaf, parallel
 from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.sharding import (
     COPY,

@@ -17,7 +17,8 @@ from typing import Literal
 
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.graph import Graph, Node, Value, apply, erase_with, leaf, parallel, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, erase_with, rewrite
+from unity_ir.pcg.node import Node, Value, apply, leaf, parallel, rebuild
 from unity_ir.pcg.types import InTime, TensorType, divided_type, tensor_type
 from unity_ir.tdl.syntax import AttrValue
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, apply, leaf, rebuild
 from unity_ir.pcg.types import divided_type, tensor_type
 from unity_ir.tdl.counts import has_contractions
 from unity_ir.tdl.element_types import HALVES

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
-from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, parallel, rebuild
 from unity_ir.pcg.sharding import Placement, copies_as_repeats
 
 RENAMING = ("replicate", "pick", "recompute")

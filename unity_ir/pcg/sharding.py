@@ -20,7 +20,8 @@ from math import prod
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value, grid, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, grid, rebuild
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, STAYING
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.pcg.view import View

@@ -14,8 +14,9 @@ from dataclasses import replace
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.loss_part import head
+from unity_ir.pcg.node import Node, Value, parallel, rebuild
 from unity_ir.pcg.parallel import HALO_OPERATORS
 from unity_ir.pcg.sharding import (
     REPEAT,

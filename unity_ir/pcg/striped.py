@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.rewrite import simplified
-from unity_ir.pcg.graph import Graph, Node, Value, apply, rebuild
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value, apply, rebuild
 from unity_ir.tdl.syntax import (
     Call,
     Composite,

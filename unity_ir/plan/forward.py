@@ -12,7 +12,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.ops import operator
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.graph import leaf
+from unity_ir.pcg.node import leaf
 from unity_ir.pcg.sharding import REPEAT, Layout, assignment_for
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.host_values import without_values_at_host

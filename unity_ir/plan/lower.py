@@ -13,8 +13,9 @@ from dataclasses import replace
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step, topological
+from unity_ir.pcg.graph import Graph, optimizer_of_step, topological
 from unity_ir.pcg.loss_part import head
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import Move, group_role
 from unity_ir.pcg.sharding import (

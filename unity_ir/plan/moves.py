@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.coarse import RunMemo, plan_coarsely
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import COPY, REPEAT, Layout, Mesh, coordinate_of, is_pinned
 

@@ -17,8 +17,9 @@ from unity_ir.cost.plan import PlanCost, Reshard
 from unity_ir.cost.stats import assignment_text, reshard_words
 from unity_ir.messages import printable
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.graph import Graph, Node, Value, erase_with
+from unity_ir.pcg.graph import Graph, erase_with
 from unity_ir.pcg.layers import Part, layers
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.reshard import Move, sum_over
 from unity_ir.pcg.sharding import GridRole, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES

@@ -15,7 +15,7 @@ from random import Random
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
-from unity_ir.pcg.graph import Value, leaf
+from unity_ir.pcg.node import Value, leaf
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import (
     ELEMENTS,

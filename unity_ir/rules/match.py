@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value, topological
+from unity_ir.pcg.graph import Graph, topological
+from unity_ir.pcg.node import Node, Value
 from unity_ir.rules.check import attribute_defaults, free
 from unity_ir.rules.pattern import AttrExpr, Bindings, Input, Operation, ResultOf, Substitution, Term, build
 from unity_ir.rules.poly import Poly

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Value, apply, parallel
+from unity_ir.pcg.node import Value, apply, parallel
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.rules.poly import ONE, Poly, number

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild
+from unity_ir.pcg.graph import Graph, Update
+from unity_ir.pcg.node import Node, Value, rebuild
 from unity_ir.rules.match import Match, OpIndex, matches
 from unity_ir.rules.pattern import Bindings, Substitution
 

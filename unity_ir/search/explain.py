@@ -16,7 +16,8 @@ from unity_ir.cost.plan import PlanCost
 from unity_ir.cost.stats import WIDTH, assignment_text, bytes_text, reshard_words, seconds_text
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.graph import Graph, Node, Value, erase_with
+from unity_ir.pcg.graph import Graph, erase_with
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Assignment, Mesh, pins_of
 from unity_ir.search.exact.plan_graph import roles_of_axes

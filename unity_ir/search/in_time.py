@@ -17,8 +17,9 @@ from functools import cache, partial
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.micro_batches import in_micro_batches
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.plan import plan_graph

@@ -13,7 +13,8 @@ from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import COPIES
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import OFFLOADS, Graph, Node, Value, rebuild, rewrite
+from unity_ir.pcg.graph import OFFLOADS, Graph, rewrite
+from unity_ir.pcg.node import Node, Value, rebuild
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.search.recompute.fit import bytes_needed, without_recompute

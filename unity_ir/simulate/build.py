@@ -18,7 +18,8 @@ from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.memory import cast_bytes, is_master_at_host
 from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value, optimizer_of_step, topological
+from unity_ir.pcg.graph import Graph, optimizer_of_step, topological
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Layout, dual, shard_count
 from unity_ir.pcg.types import ELEMENT_BYTES

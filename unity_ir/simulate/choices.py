@@ -14,8 +14,8 @@ from unity_ir.machine.model import Machine
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.coarse import FINE_AXES
-from unity_ir.pcg.graph import Node
 from unity_ir.pcg.materialise import variable_degrees
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,

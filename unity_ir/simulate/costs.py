@@ -8,8 +8,8 @@ from typing import Any
 from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import work
-from unity_ir.pcg.graph import Node, Value, leaf
 from unity_ir.pcg.materialise import piece_as_weight, variable_degrees
+from unity_ir.pcg.node import Node, Value, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, Layout, dual, layout_type, operand_layout, result_layout
 from unity_ir.pcg.types import TensorType

@@ -19,8 +19,9 @@ from unity_ir.budget import spend
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise, resting
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, dual, pins_of, role_name
 from unity_ir.simulate.chains import Key, Task, arrivals

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from unity_ir.cost.plan import PlanCost, Reshard
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import HALO_EXCHANGES
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import dual
 from unity_ir.simulate.streams import Step, Streams
 

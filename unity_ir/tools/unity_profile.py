@@ -44,7 +44,8 @@ from unity_ir.messages import tell
 from unity_ir.pcg.collectives import PROFILED
 from unity_ir.pcg.differentiate import differentiate, nodes_with_gradient
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.layouts.axes import degrees_of

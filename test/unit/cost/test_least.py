@@ -19,9 +19,10 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine, load
 from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pinned_at
 from unity_ir.pcg.types import tensor_type

@@ -16,8 +16,9 @@ from small import op, weight, whole
 
 from unity_ir.cost.memory import held
 from unity_ir.cost.plan import cost
-from unity_ir.pcg.graph import Graph, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Layout, Mesh, layout_type, pinned_at, pins_of
 from unity_ir.pcg.types import tensor_type

@@ -18,7 +18,7 @@ from unity_ir.machine import Device
 from unity_ir.machine.curve import RooflineCurve
 from unity_ir.machine.profile import Profile
 from unity_ir.ops import operator, operators
-from unity_ir.pcg.graph import Node, apply, leaf
+from unity_ir.pcg.node import Node, apply, leaf
 from unity_ir.pcg.types import tensor_type
 
 CURVE = RooflineCurve(1e-6, 0.6, 1e3, 0.7, 0.9, 1e3, -0.3)

@@ -15,7 +15,8 @@ from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
 from unity_ir.dialects.pcg import COMPUTE_OPS, PARALLEL_OPS
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.types import tensor_type
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from unity_ir.frontends.torch import from_torch
 from unity_ir.frontends.torch.values import cut, parts, permute, reshape
-from unity_ir.pcg.graph import Graph, Value, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import Value, leaf
 from unity_ir.pcg.types import tensor_type
 
 HEADS, SIZE = 2, 4

@@ -16,8 +16,9 @@ from unity_ir.frontends.torch.maps.indexing import flat_index
 from unity_ir.frontends.torch.masks import is_causal_mask, visible
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import shrink, uniform
-from unity_ir.pcg.graph import Graph, Value, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import Value, leaf
 from unity_ir.pcg.types import tensor_type
 
 

@@ -19,7 +19,8 @@ from unity_ir.interop.dtensor.described import Record, collectives_of, described
 from unity_ir.interop.expressible import DTENSOR, step_program
 from unity_ir.interop.mesh import MeshDims, mesh_dims
 from unity_ir.models import build
-from unity_ir.pcg.graph import Graph, Pipeline, apply, leaf
+from unity_ir.pcg.graph import Graph, Pipeline
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.origin import Origin
 from unity_ir.pcg.sharding import REPEAT, piece_index
 from unity_ir.pcg.types import tensor_type

@@ -17,8 +17,9 @@ from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton import column_sums as generator
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, Value, apply
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import Node, Value, apply
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.groups import with_fusions
 from unity_ir.plan.instructions import Compute, Fused

@@ -10,7 +10,8 @@ from operator_cases import DTYPES
 from unity_ir.kernels.launchers import launcher
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, apply, leaf, parallel
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import apply, leaf, parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import with_fusions

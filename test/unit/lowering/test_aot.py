@@ -19,7 +19,8 @@ from unity_ir.models import build
 from unity_ir.ops import operator
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import with_dtype
-from unity_ir.pcg.graph import Graph, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import with_fusions

@@ -5,8 +5,9 @@ from __future__ import annotations
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.lower import lower

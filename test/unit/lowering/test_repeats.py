@@ -16,7 +16,8 @@ from unity_ir.forms.addresses import Names
 from unity_ir.lowering.emit import reference_text as reference_module
 from unity_ir.lowering.emit.reference_text import reference_text
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 
 

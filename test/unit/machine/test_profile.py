@@ -21,7 +21,8 @@ from unity_ir.machine.device import fit_path, profiled
 from unity_ir.machine.fit import Measurement, fit, fit_line
 from unity_ir.machine.profile import CollectiveRow, KernelRow, open_profile, read_profile
 from unity_ir.machine.toml import described, machine_from
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.baselines.data_parallel import data_parallel
 

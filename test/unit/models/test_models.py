@@ -16,8 +16,9 @@ from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.models import build, from_text, names
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, erase, leaf, rewrite
+from unity_ir.pcg.graph import Graph, erase, rewrite
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import Node, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.counts import contraction_flops

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from unity_ir.models.builder import Builder
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, Value, erase, rewrite
+from unity_ir.pcg.graph import Graph, erase, rewrite
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.tdl.parallel import Configuration
 

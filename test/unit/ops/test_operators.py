@@ -26,8 +26,9 @@ from torch import Tensor
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator, operators
-from unity_ir.pcg.graph import Graph, Node, Value, apply, divide, erase, leaf, parallel
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import Node, Value, apply, divide, leaf, parallel
 from unity_ir.pcg.parallel import type_steps
 from unity_ir.pcg.types import TensorType, divided_type, tensor_type
 from unity_ir.tdl.parallel import Configuration, Degrees, operand_degrees

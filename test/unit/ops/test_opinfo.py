@@ -15,7 +15,7 @@ from opinfo import MOST, Convert, Use, check, infos, one, use
 from torch import Tensor
 
 from unity_ir.ops import operator
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 from unity_ir.tdl.syntax import AttrValue
 
 if TYPE_CHECKING:

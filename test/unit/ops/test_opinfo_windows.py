@@ -10,7 +10,7 @@ import torch
 from opinfo import MOST, Use, check, infos, one, use
 from torch import Tensor
 
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import SampleInput

@@ -15,8 +15,9 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate, nodes_with_gradient
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, apply, erase, leaf, parallel
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import apply, leaf, parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.pcg.view import View

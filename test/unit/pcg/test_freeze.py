@@ -15,9 +15,10 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate, nodes_with_gradient
 from unity_ir.pcg.freeze import freeze
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layers import layers
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.check_step import check_step
 from unity_ir.plan.instructions import UpdateWeight

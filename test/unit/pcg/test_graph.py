@@ -8,9 +8,10 @@ from graphs import boxes, data_for, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unity_ir.pcg import graph as module
-from unity_ir.pcg.graph import Graph, apply, erase, leaf, parallel, rebuild, rewrite, topological
+from unity_ir.pcg import node as module
+from unity_ir.pcg.graph import Graph, erase, rewrite, topological
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import apply, leaf, parallel, rebuild
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.baselines.random_plan import sample
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, apply, grid, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import apply, grid, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import (
     COPY,

@@ -20,9 +20,10 @@ from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import with_dtype
-from unity_ir.pcg.graph import Graph, apply, erase, leaf, parallel
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
+from unity_ir.pcg.node import apply, leaf, parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import InTime, tensor_type
 from unity_ir.search.baselines.random_plan import sample

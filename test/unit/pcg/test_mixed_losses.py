@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from unity_ir.pcg.graph import Graph, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from unity_ir.cost.plan import cost
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, Value, apply, erase, leaf, parallel, rebuild, rewrite, topological
+from unity_ir.pcg.graph import Graph, erase, rewrite, topological
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import Node, Value, apply, leaf, parallel, rebuild
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.types import tensor_type

@@ -9,8 +9,9 @@ import pytest
 
 from unity_ir.errors import UnityError
 from unity_ir.models import build
-from unity_ir.pcg.graph import Graph, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import Value, apply, leaf
 from unity_ir.pcg.striped import block_of, causal_degree, sequence_variables, striped
 from unity_ir.pcg.types import tensor_type
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import operand_gradients
-from unity_ir.pcg.graph import Graph, Value, apply, leaf, parallel
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret_pieces, join, split
+from unity_ir.pcg.node import Value, apply, leaf, parallel
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, type_steps
 from unity_ir.pcg.types import MAX_PIECES, TensorType, tensor_type
 

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from unity_ir.kernels.launchers import launcher
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Value, apply
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value, apply
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.groups import with_fusions
 from unity_ir.plan.instructions import Compute, Leaf, UpdateWeight

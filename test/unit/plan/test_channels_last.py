@@ -12,8 +12,9 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.instructions import Compute, makes, reads

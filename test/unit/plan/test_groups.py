@@ -24,8 +24,9 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, parallel
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import Node, Value, apply, leaf, parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import piece_index
 from unity_ir.pcg.types import tensor_type

@@ -14,7 +14,7 @@ from unity_ir.machine import load
 from unity_ir.machine.device import COPIES
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import parallel
+from unity_ir.pcg.node import parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan import host_values
 from unity_ir.plan.host_values import saved_values, values_to_host, window_bytes, without_values_at_host

@@ -6,7 +6,7 @@ import pytest
 
 from unity_ir.machine import load
 from unity_ir.pcg.collectives import COLLECTIVES
-from unity_ir.pcg.graph import leaf
+from unity_ir.pcg.node import leaf
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, pinned_at
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.moves import plan_moves

@@ -15,8 +15,9 @@ from unity_ir.machine import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.freeze import freeze
-from unity_ir.pcg.graph import Graph, Node, erase
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, pinned_at
 from unity_ir.pcg.striped import striped

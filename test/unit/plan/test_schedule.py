@@ -17,7 +17,8 @@ from pinned import pinned
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, SUM, Mesh
 from unity_ir.pcg.types import tensor_type

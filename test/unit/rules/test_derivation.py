@@ -9,7 +9,8 @@ from graphs import boxes, random_graph
 
 from unity_ir.errors import UnityError
 from unity_ir.models import build
-from unity_ir.pcg.graph import Graph, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.striped import striped
 from unity_ir.pcg.types import tensor_type

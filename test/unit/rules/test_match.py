@@ -11,8 +11,9 @@ import pytest
 from graphs import data_for, random_cnn, random_graph
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, parallel
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import Node, Value, apply, leaf, parallel
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.check import attribute_defaults, free
 from unity_ir.rules.library import all_substitutions, family, find

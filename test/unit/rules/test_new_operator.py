@@ -11,7 +11,7 @@ from parallelization import configurations, parallelize
 from unity_ir import ops
 from unity_ir.ops import operator, operators
 from unity_ir.ops.operator import Operator
-from unity_ir.pcg.graph import apply, leaf
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.proof.obligations import obligations
 from unity_ir.rules.research.generate.run import generate

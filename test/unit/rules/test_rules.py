@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic

@@ -10,7 +10,8 @@ import pytest
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules import trust

@@ -14,8 +14,9 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate, nodes_with_gradient
-from unity_ir.pcg.graph import Graph, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of, place
 from unity_ir.pcg.types import tensor_type

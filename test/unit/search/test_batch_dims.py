@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from unity_ir.pcg.graph import Graph, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.baselines.batch_dims import batch_dims
 

@@ -11,7 +11,8 @@ from unity_ir import models
 from unity_ir.cost.stats import head
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Value, erase
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of, place
 from unity_ir.rules.derivation import replay

@@ -20,7 +20,8 @@ from small import FAMILIES, small
 from unity_ir.cost.least import emitted_bound
 from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import Graph, Node, Value, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.lower import lower

@@ -22,7 +22,8 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, Value, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import cheapest_moves
 from unity_ir.pcg.sharding import (

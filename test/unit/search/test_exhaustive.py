@@ -13,7 +13,8 @@ from graphs import RandomGraph, boxes
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import build
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.flexflow.mcmc import Settings, mcmc
 from unity_ir.simulate.delta import Simulation

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.baselines.random_plan import sample

@@ -11,7 +11,8 @@ import pytest
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import SEARCHED, algebraic, selected

@@ -10,7 +10,8 @@ from graphs import boxes
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.models import build
-from unity_ir.pcg.graph import Graph, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, pinned_at, pins_of
 from unity_ir.pcg.types import tensor_type

@@ -15,8 +15,9 @@ from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.freeze import freeze
-from unity_ir.pcg.graph import Graph, apply, leaf, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import apply, leaf, rebuild
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import place
 from unity_ir.pcg.types import tensor_type

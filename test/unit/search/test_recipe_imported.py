@@ -16,7 +16,8 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import from_torch
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import place
 from unity_ir.pcg.types import tensor_type

@@ -19,7 +19,8 @@ from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept, with_recompute
 from unity_ir.pcg.types import tensor_type

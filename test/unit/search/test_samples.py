@@ -6,7 +6,8 @@ from zoo import SMALL
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import build
-from unity_ir.pcg.graph import Graph, Value, apply, leaf
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value, apply, leaf
 from unity_ir.pcg.sharding import REPEAT, place
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run

@@ -13,8 +13,9 @@ from zoo import SMALL
 from unity_ir.machine.model import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import Node, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import SUM, operand_layout, pins_of, place, result_layout
 from unity_ir.pcg.types import tensor_type

@@ -16,8 +16,9 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import from_text
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, erase, leaf
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT
 from unity_ir.pcg.types import tensor_type

@@ -17,8 +17,9 @@ from unity_ir import models
 from unity_ir.forms.compose import AND
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
-from unity_ir.pcg.graph import Graph, apply, erase, leaf, parallel
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.node import apply, leaf, parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.instructions import Compute, Fused

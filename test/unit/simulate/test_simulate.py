@@ -18,8 +18,9 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Mesh
 from unity_ir.pcg.types import tensor_type

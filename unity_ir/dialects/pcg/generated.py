@@ -19,7 +19,7 @@ from unity_ir.dialects.pcg.fold import PATTERNS
 from unity_ir.dialects.pcg.operators import ComputeOp, OperatorOp, ParallelOp
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Operator
-from unity_ir.pcg.graph import LEAVES
+from unity_ir.pcg.node import LEAVES
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, ParallelOperator
 from unity_ir.tdl.syntax import AttrValue
 

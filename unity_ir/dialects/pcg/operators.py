@@ -33,7 +33,7 @@ from unity_ir.dialects.pcg.types import PcgTensorType
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Attributes, Operator
-from unity_ir.pcg.graph import apply, leaf, parallel
+from unity_ir.pcg.node import apply, leaf, parallel
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import InTime, TensorType
 from unity_ir.pcg.view import View

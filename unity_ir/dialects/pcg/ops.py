@@ -32,7 +32,7 @@ from unity_ir.dialects.pcg.attributes import CONSTRAINTS, float_text, print_dict
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
 from unity_ir.ops.optimizers import OPTIMIZERS
-from unity_ir.pcg.graph import Node, check_view, leaf
+from unity_ir.pcg.node import Node, check_view, leaf
 from unity_ir.pcg.optimizer import Optimizer, groups_text, optimizer_of
 from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View

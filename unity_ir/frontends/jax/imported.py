@@ -22,7 +22,8 @@ from unity_ir.frontends.jax.run import JaxprRunner, StackedWeight
 from unity_ir.frontends.jax.trace import ArrayLeaf, LossTrace, trace
 from unity_ir.frontends.jax.values import tensor_of, to_torch, torch_type
 from unity_ir.frontends.torch.imported import Imported, from_torch
-from unity_ir.pcg.graph import Graph, Node, Value, leaf, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, leaf, rebuild
 from unity_ir.pcg.types import tensor_type
 
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from unity_ir.frontends.torch.site import CallSite
 from unity_ir.frontends.torch.values import Operand, Shape, cut, op, reshape, shape_of
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 @dataclass(frozen=True)

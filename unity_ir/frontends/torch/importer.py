@@ -27,7 +27,7 @@ from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import COMPLEX, MAPPINGS, CallSite, Tables
 from unity_ir.frontends.torch.values import element_type, like, op
 from unity_ir.pcg.freeze import frozen
-from unity_ir.pcg.graph import Node, Value, leaf
+from unity_ir.pcg.node import Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
 
 del _maps

@@ -20,7 +20,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.aliases import Layout
 from unity_ir.frontends.torch.site import CallSite, cast
 from unity_ir.frontends.torch.values import Operand, constant, cut, expand, op, permute, reshape
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 @dataclass

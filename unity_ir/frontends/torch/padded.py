@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unity_ir.frontends.torch.values import Shape, constant, cut, op, reshape
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.recognise.sorted import Orders
 from unity_ir.frontends.torch.values import DTYPES, Operand, Shape, constant, element_type, expand, op
-from unity_ir.pcg.graph import Node, Value, leaf
+from unity_ir.pcg.node import Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
 
 

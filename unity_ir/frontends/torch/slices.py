@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unity_ir.frontends.torch.values import parts
-from unity_ir.pcg.graph import Graph, Node, Value, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, rebuild
 
 
 def with_slices_joined(graph: Graph) -> Graph:

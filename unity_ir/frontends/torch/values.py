@@ -12,7 +12,7 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator
-from unity_ir.pcg.graph import Value, apply, leaf
+from unity_ir.pcg.node import Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue
 

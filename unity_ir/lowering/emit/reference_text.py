@@ -9,7 +9,8 @@ from types import MappingProxyType
 from unity_ir.kernels.pytorch.code import torch_reference
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 
 Place = tuple[int, int]
 """A result of a node in a loop: the node's index in its part, below 0 in the part before, and the result's number."""

@@ -34,7 +34,7 @@ from unity_ir.kernels.triton.optimizer import optimizer_launcher
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.plan_text import compared
 from unity_ir.pcg.collectives import COLLECTIVES, ON_DEVICE
-from unity_ir.pcg.graph import Node
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.parallel import line_of_task

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
-from unity_ir.pcg.graph import leaf
+from unity_ir.pcg.node import leaf
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.certificate.defined import EXTREMES, quotient, require_defined
 from unity_ir.rules.certificate.elaborate import Elaborator, Tensor, values

@@ -18,8 +18,9 @@ import numpy as np
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.differentiate import operand_gradients
-from unity_ir.pcg.graph import Graph, Node, Value, leaf
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.node import Node, Value, leaf
 from unity_ir.rules.pattern import Bindings, Substitution
 from unity_ir.rules.proof.sides import LARGE, converts, typed_samples
 from unity_ir.tdl.elements import converted

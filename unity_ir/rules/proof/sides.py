@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
-from unity_ir.pcg.graph import Node, Value, leaf
+from unity_ir.pcg.node import Node, Value, leaf
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import (
     ELEMENTS,

@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 
 Dim = tuple[Value, int]
 

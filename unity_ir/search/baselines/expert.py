@@ -16,7 +16,8 @@ from math import prod
 from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, GridRole, Mesh, pinned_at
 from unity_ir.search.baselines.attention import has_sequence

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise, resting
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,

@@ -6,7 +6,8 @@ A weight counts as read through casts of it, and through splits of it into parts
 
 from __future__ import annotations
 
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.tdl.counts import has_contractions
 
 

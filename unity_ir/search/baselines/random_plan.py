@@ -8,7 +8,8 @@ import numpy as np
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.axis_groups import first_cuts
 from unity_ir.search.exact.plan_graph import realise

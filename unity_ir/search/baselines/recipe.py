@@ -35,7 +35,8 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.ops.slots import EXPERT_MATMUL
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, GridRole, Layout, Mesh, is_shard, place
 from unity_ir.pcg.striped import sequence_variables, striped
 from unity_ir.plan.routes import OF_ROWS

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from unity_ir.pcg.graph import Graph, Node, Value, apply, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, apply, rebuild
 from unity_ir.search.baselines.operands import column_variable, is_weight, weight_operand
 
 

@@ -15,8 +15,9 @@ from itertools import islice, permutations, product
 import numpy as np
 
 from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,

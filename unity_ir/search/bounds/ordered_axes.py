@@ -17,7 +17,7 @@ from math import factorial, prod
 
 import numpy as np
 
-from unity_ir.pcg.graph import Node, Value
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM
 from unity_ir.search.exact.elimination import every
 from unity_ir.search.exact.factor_graph import NOWHERE, DenseCost, Edge, FactorGraph, Port, port

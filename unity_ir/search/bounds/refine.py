@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.cost.table import distinct
-from unity_ir.pcg.graph import Node, Value
+from unity_ir.pcg.node import Node, Value
 from unity_ir.search.exact.factor_graph import NOWHERE, Edge, FactorGraph, Port
 from unity_ir.search.exact.shared_moves import ScaledCost
 from unity_ir.search.exact.solver import FactorGraphBuilder

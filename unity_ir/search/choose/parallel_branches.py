@@ -15,8 +15,9 @@ from math import prod
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, Layout, pinned_at
 from unity_ir.search.choose.candidates import PricedPlan, estimated, fits

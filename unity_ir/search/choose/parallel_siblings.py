@@ -19,8 +19,9 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, GridRole, pinned_at
 from unity_ir.search.baselines.data_parallel import data_parallel

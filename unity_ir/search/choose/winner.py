@@ -17,7 +17,8 @@ from typing import Any
 from unity_ir.budget import within
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Assignment, GridRole, Layout, as_layout
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.axes import AxisGroup, Ints

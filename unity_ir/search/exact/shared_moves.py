@@ -23,7 +23,8 @@ import numpy as np
 
 from unity_ir.budget import OutOfBudget
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.search.exact.elimination import Projection, every
 from unity_ir.search.exact.factor_graph import DenseCost, PairwiseCost, Port, Variable, between, port
 from unity_ir.search.exact.known_messages import PLAIN, Moved

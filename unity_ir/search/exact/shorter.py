@@ -15,8 +15,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layers import parts, shortened_with_map
+from unity_ir.pcg.node import Node, Value
 from unity_ir.search.exact.factor_graph import FactorGraph
 from unity_ir.search.exact.known_messages import Known, Moved
 from unity_ir.search.layouts.axes import Floats, Ints

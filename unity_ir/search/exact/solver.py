@@ -30,8 +30,9 @@ from unity_ir.cost.plan import update_time
 from unity_ir.cost.routes import product_rows
 from unity_ir.cost.work import adds_gradients, repeats
 from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import piece_as_weight
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.exact.elimination import Factor, Memo, every, minimise_within

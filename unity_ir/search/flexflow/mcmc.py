@@ -19,8 +19,9 @@ from time import perf_counter
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Node, Value, divide, leaf, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.node import Node, Value, divide, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, place
 from unity_ir.search.baselines.data_parallel import data_parallel

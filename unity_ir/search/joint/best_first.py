@@ -15,7 +15,8 @@ from math import inf
 
 from unity_ir.budget import spend
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.match import OpIndex

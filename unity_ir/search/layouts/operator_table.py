@@ -14,7 +14,8 @@ from unity_ir.cost.halos import exchanges
 from unity_ir.cost.routes import EXPERTS, ProductRows, exchanged_seconds, row_counts, row_sends
 from unity_ir.cost.table import addition_seconds, distinct, seconds, template
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.sharding import COPY, REPEAT, GridRole
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.layouts.axes import Counts, Floats, Ints, degrees_of, role_counts, role_degrees

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.layouts.axes import (

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from unity_ir.budget import spend
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.search.exact.factor_graph import NOWHERE
 from unity_ir.search.exact.recompute import SavedForBackward
 from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver, layouts_needed

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layers import Part, parts
+from unity_ir.pcg.node import Node, Value
 
 
 @dataclass(frozen=True)

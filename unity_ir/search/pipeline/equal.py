@@ -26,9 +26,10 @@ from unity_ir.cost.plan import cost, norm_seconds
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part
-from unity_ir.pcg.graph import Graph, Node, Pipeline, erase_with
+from unity_ir.pcg.graph import Graph, Pipeline, erase_with
 from unity_ir.pcg.layers import shortened_with_map
 from unity_ir.pcg.micro_batches import micro_batch
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.exact.axis_groups import first_solver, solve

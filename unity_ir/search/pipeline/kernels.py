@@ -15,7 +15,7 @@ from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import cost
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.exact.shared_moves import without_free_moves
 from unity_ir.search.pipeline.cuts import units

@@ -16,8 +16,9 @@ from functools import cached_property
 
 import numpy as np
 
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layers import layers, shortened_with_map
+from unity_ir.pcg.node import Node, Value
 from unity_ir.search.exact.elimination import Factor, Memo, without
 from unity_ir.search.exact.factor_graph import Edge, FactorGraph
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, without_free_moves

@@ -22,8 +22,9 @@ from unity_ir.cost.table import addition_seconds
 from unity_ir.cost.work import adds_gradients, gradient_reads, work_of
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value, erase_with
+from unity_ir.pcg.graph import Graph, erase_with
 from unity_ir.pcg.layers import layers
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.pipeline.cuts import Units, units

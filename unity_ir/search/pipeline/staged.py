@@ -14,8 +14,9 @@ from unity_ir.cost.plan import cost, update_time
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part, send_seconds
-from unity_ir.pcg.graph import Graph, Node, Pipeline, Value, erase_with
+from unity_ir.pcg.graph import Graph, Pipeline, erase_with
 from unity_ir.pcg.layers import parts
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.stages import in_stages
 from unity_ir.pcg.types import ELEMENT_BYTES

@@ -17,7 +17,8 @@ import numpy as np
 
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import send_seconds
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.exact.factor_graph import FactorGraph
 from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver

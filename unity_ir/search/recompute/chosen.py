@@ -18,8 +18,9 @@ from unity_ir.cost.plan import PlanCost
 from unity_ir.errors import UnityError
 from unity_ir.ops import savings
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.graph import Graph, Node, Value, erase_with
+from unity_ir.pcg.graph import Graph, erase_with
 from unity_ir.pcg.layers import Part, layers, parts
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.recompute import with_recompute
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.baselines.attention import score_products

@@ -18,7 +18,8 @@ from unity_ir.budget import spend
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Node, Value, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, rewrite
+from unity_ir.pcg.node import Node, Value, rebuild
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.moves import MachineKey
 from unity_ir.search.layouts.limits import limits

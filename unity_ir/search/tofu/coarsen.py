@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.search.layouts.limits import limits
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from unity_ir.cost.halos import exchanges
 from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.reshard import Move, move_kind
 from unity_ir.pcg.sharding import REPEAT, SUM, GridRole, Mesh, dual, is_shard, operand_role, result_role, shard_count
 from unity_ir.pcg.types import ELEMENT_BYTES

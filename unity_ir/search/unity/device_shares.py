@@ -16,7 +16,7 @@ from itertools import permutations, product
 from math import prod
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Node
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.sharding import (
     REPEAT,
     Assignment,

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from unity_ir.budget import spend
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.sharding import Assignment, Layout, operand_layout, result_layout
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity import series_parallel

@@ -13,7 +13,8 @@ from itertools import combinations
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import nodes_with_gradient
-from unity_ir.pcg.graph import Graph, Node, Value, leaf, rebuild, topological
+from unity_ir.pcg.graph import Graph, topological
+from unity_ir.pcg.node import Node, Value, leaf, rebuild
 from unity_ir.pcg.sharding import Layout
 from unity_ir.rules.derivation import RuleApplication, apply_at
 from unity_ir.rules.rule import Rule

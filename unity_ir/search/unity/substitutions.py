@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.node import Node, Value
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule
 from unity_ir.search.unity.device_shares import Degrees, divisible, divisors, roles, task_count

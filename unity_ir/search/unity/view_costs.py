@@ -12,8 +12,8 @@ from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import repeats, work
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import COLLECTIVES
-from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.materialise import piece_as_weight, resting, variable_degrees
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import Move, cheapest_moves, move_kind
 from unity_ir.pcg.sharding import (

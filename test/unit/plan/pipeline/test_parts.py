@@ -11,8 +11,9 @@ from staged import cut, staged
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine, load
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Node, Pipeline
+from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
+from unity_ir.pcg.node import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.instructions import Compute, Leaf, ReshardMove, TimeStep
 from unity_ir.plan.pipeline.parts import StepPart

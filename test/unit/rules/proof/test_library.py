@@ -11,8 +11,9 @@ from extent import examples
 
 from unity_ir.ops import operator
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, Value, leaf, parallel
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.node import Node, Value, leaf, parallel
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, type_steps
 from unity_ir.pcg.types import TensorType

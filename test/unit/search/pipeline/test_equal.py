@@ -15,7 +15,8 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine, load, part
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Node, Value, erase
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule

@@ -16,7 +16,7 @@ from unity_ir.frontends.torch.masks import is_causal_mask, ranges_of_mask, visib
 from unity_ir.frontends.torch.recognise.attention import undo_repeat_kv
 from unity_ir.frontends.torch.site import CallSite, maps, number
 from unity_ir.frontends.torch.values import Operand, constant, cut, expand, is_bool, op, reshape
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 FAR = -1e30
 """The score of masked positions, and the least addend of a mask; minus infinity would make 0 * inf."""

@@ -18,7 +18,7 @@ from unity_ir.frontends.torch.maps.elementwise import add, compared, div, mul, s
 from unity_ir.frontends.torch.maps.shape import cat, stack
 from unity_ir.frontends.torch.site import MAPPINGS, CallSite, maps_complex
 from unity_ir.frontends.torch.values import Operand, op
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 Number: TypeAlias = "Complex | Value | torch.Tensor | float"
 """An operand of an operator on complex numbers: complex or real ones."""

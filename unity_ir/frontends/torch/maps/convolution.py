@@ -16,7 +16,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, mul
 from unity_ir.frontends.torch.site import CallSite, finite, maps
 from unity_ir.frontends.torch.values import Operand, Shape, constant, cut, op, permute, reshape
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 Ints = int | Sequence[int]
 

@@ -14,7 +14,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.recognise import activations, norms
 from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number, shrink
 from unity_ir.frontends.torch.values import Operand, Shape, constant, element_type, expand, like, op, reshape
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
 

@@ -34,7 +34,7 @@ from unity_ir.frontends.torch.values import (
     shape_of,
     swap,
 )
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 @maps("index_select")

@@ -17,7 +17,7 @@ from unity_ir.frontends.torch.recognise.attention import attention as written_at
 from unity_ir.frontends.torch.recognise.match import uncast
 from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, broadcast, expand, op, permute, reshape, shape_of
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 def product(x: Value, y: Value) -> Value:

@@ -16,7 +16,7 @@ from unity_ir.frontends.torch.maps.reduction import reduced
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import CallSite, maps
 from unity_ir.frontends.torch.values import Operand, broadcast, constant, cut, expand, op, permute, reshape
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 MEAN, SUM = 1, 2
 """PyTorch's numbers for reductions."""

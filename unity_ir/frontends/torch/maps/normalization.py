@@ -15,7 +15,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, mul
 from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, constant, op, reshape
-from unity_ir.pcg.graph import Value, apply
+from unity_ir.pcg.node import Value, apply
 
 
 def affine(site: CallSite, weight: Operand | None, bias: Operand | None, size: int) -> tuple[Value, Value]:

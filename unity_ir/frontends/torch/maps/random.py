@@ -13,7 +13,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import binary, scale, shift
 from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, constant, op
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 def uniform_numbers(site: CallSite) -> Value:

@@ -13,7 +13,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.attention import dropout
 from unity_ir.frontends.torch.site import CallSite, maps
 from unity_ir.frontends.torch.values import Operand, cut, op, reshape, results, swap
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 States: TypeAlias = tuple[Value, ...]
 """The states of a cell, each [batch, n]: of an LSTM (h, c), of others (h,)."""

@@ -21,7 +21,7 @@ from unity_ir.frontends.torch.recognise.experts import chosen_experts
 from unity_ir.frontends.torch.recognise.match import uncast
 from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, Shape, constant, cut, expand, op, reshape, swap
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 Dims = int | Sequence[int] | None
 

@@ -9,7 +9,7 @@ import torch
 
 from unity_ir.frontends.torch.site import CallSite, maps
 from unity_ir.frontends.torch.values import expand, op, reshape, swap
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 @maps("upsample_nearest2d", "upsample_nearest1d", "upsample_nearest3d")

@@ -16,7 +16,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number
 from unity_ir.frontends.torch.values import Operand, constant, cut, expand, op, parts, permute, reshape, swap
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 @maps(

@@ -9,7 +9,7 @@ from math import isclose, pi, sqrt
 
 from unity_ir.frontends.torch.recognise.match import factor_of, made_by, number_of
 from unity_ir.frontends.torch.values import op
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 CLOSE = 1e-6
 """Relative difference of constants that are the same: some are rounded to float32."""

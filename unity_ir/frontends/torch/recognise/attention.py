@@ -11,7 +11,7 @@ from unity_ir.frontends.torch.masks import FARTHEST, is_causal_mask, ranges_of_m
 from unity_ir.frontends.torch.recognise.match import factor_of, made_by, unwidened
 from unity_ir.frontends.torch.site import Tables
 from unity_ir.frontends.torch.values import expand, op, reshape
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 
 def undo_repeat_kv(x: Value) -> Value:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from unity_ir.frontends.torch.recognise.match import made_by, uncast
 from unity_ir.frontends.torch.values import op, reshape
-from unity_ir.pcg.graph import Value, apply
+from unity_ir.pcg.node import Value, apply
 
 ZERO_AT_ZERO = {"mul", "silu", "gelu", "gelu_tanh", "relu", "tanh", "scale", "neg", "cast", "split"}
 """Operators by elements whose result is 0 where all operands are."""

@@ -9,7 +9,7 @@ import torch
 from unity_ir.frontends.torch.recognise.match import factor_of, made_by, reduced_last, unshaped
 from unity_ir.frontends.torch.site import Tables
 from unity_ir.frontends.torch.values import op, reshape
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 INTEGERS = ("i32", "i64")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 

@@ -18,7 +18,7 @@ from unity_ir.frontends.torch.recognise.match import (
 )
 from unity_ir.frontends.torch.site import cast
 from unity_ir.frontends.torch.values import op
-from unity_ir.pcg.graph import Value
+from unity_ir.pcg.node import Value
 
 PARTS = 3
 """Factors of a norm: what is normalised, the weight, and the root."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from unity_ir.frontends.torch.values import constant, op, reshape
-from unity_ir.pcg.graph import Value, apply
+from unity_ir.pcg.node import Value, apply
 
 BY_ROWS = {
     *("add", "sub", "mul", "div", "maximum", "minimum", "neg", "scale", "shift", "square", "cast", "select"),

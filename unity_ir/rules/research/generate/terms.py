@@ -15,7 +15,7 @@ from typing import TypeAlias
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.graph import infer_types
+from unity_ir.pcg.infer_types import infer_types
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType
 
