@@ -34,9 +34,9 @@ from unity_ir.machine.model import Machine
 from unity_ir.models import from_text
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.plan.instructions import Leaf, Register, UpdateWeight
+from unity_ir.plan.instructions import Leaf, Register, UpdateWeight, communicates
 from unity_ir.plan.plan import Plan, plan_graph
-from unity_ir.plan.schedule import Bucket, Start, Wait, communicates
+from unity_ir.plan.scheduled import Bucket, Start, Wait
 from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate
 from unity_ir.simulate.replay import replay

@@ -26,13 +26,13 @@ from unity_ir.plan.instructions import (
     Register,
     ReshardMove,
     UpdateWeight,
+    communicates,
     makes,
     reads,
 )
 from unity_ir.plan.plan import PlanOptions
 from unity_ir.plan.program import Program
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import communicates
 from unity_ir.simulate.streams import Streams, ticks
 
 OPTIONS = PlanOptions()

@@ -21,7 +21,7 @@ from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.copies import copies as copied
 from unity_ir.plan.instructions import Compute, TimeStep, UpdateWeight
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph, plan_step
-from unity_ir.plan.schedule import Start, moves_of, piece_bytes
+from unity_ir.plan.scheduled import Start, moves_of
 from unity_ir.search import run
 
 ADAMW = Optimizer("adamw")
@@ -55,7 +55,7 @@ def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: 
     assert found == [kernel_of_line(plan.program, c).bytes for c in computes]
     updates = [i for i in plan.program.body if isinstance(i, UpdateWeight) and is_here(i.weight)]
     # Some gradients have 16 bits until the update.
-    sizes = [[piece_bytes(plan.program, r) for r in (i.weight, i.grad)] for i in updates]
+    sizes = [[plan.program.bytes[r] for r in (i.weight, i.grad)] for i in updates]
     counted = sum(found) + sum(update_bytes(weight, ADAMW, 0, grad) for weight, grad in sizes) + casts
     assert bool(casts) == (dtype == "mixed")
     assert (
@@ -85,7 +85,7 @@ def test_a_loop_over_micro_batches_moves_the_bytes_of_the_plan(ranks: Ranks, mod
     assert found == [kernel_of_line(program, c).bytes + again * plan.added_bytes(c) for c, again in computes]
     sums = [i for i in program.body if isinstance(i, TimeStep) and i.kind == "accumulate"]
     added = sum(size for step in sums for size in plan.time_step_bytes(step))
-    updated = [piece_bytes(program, i.weight) for i in program.body if isinstance(i, UpdateWeight)]
+    updated = [program.bytes[i.weight] for i in program.body if isinstance(i, UpdateWeight)]
     assert sum(found) + added + sum(update_bytes(size, ADAMW) for size in updated) + casts == step_bytes(plan)
 
 

@@ -22,7 +22,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.instructions import Compute
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.schedule import Action, Schedule
+from unity_ir.plan.scheduled import Action, Schedule
 from unity_ir.search import run
 from unity_ir.search.baselines.batch_dims import sample_dims
 

@@ -27,7 +27,6 @@ from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Program, global_line, most_of_a_device, piece_of_line
 from unity_ir.plan.routes import OF_ROWS
 from unity_ir.plan.saved_softmax import attributes_of_variant
-from unity_ir.plan.schedule import piece_bytes
 from unity_ir.tdl.counts import flops
 from unity_ir.tdl.element_types import FLOAT8
 
@@ -87,7 +86,7 @@ def kernel_of_line(program: Program, compute: Compute) -> Kernel:
         heaviest.sizes,
         min((member.kind for member in members), key=KINDS.index),
         sum(member.flops for member in members),
-        sum(piece_bytes(program, r) for r in registers) - sum(member.halved for member in members),
+        sum(program.bytes[r] for r in registers) - sum(member.halved for member in members),
         heaviest.dtype,
         sum(member.rounded for member in members),
         sum(member.halved for member in members),
@@ -190,12 +189,12 @@ def bytes_of_update(program: Program, update: UpdateWeight, optimizer: Optimizer
     """
     Return the bytes that the optimizer reads and writes to update one rank's piece of a weight, its kept cast included.
     """
-    cast = 0 if update.cast is None else piece_bytes(program, update.cast)
-    return update_bytes(piece_bytes(program, update.weight), optimizer, cast, piece_bytes(program, update.grad))
+    cast = 0 if update.cast is None else program.bytes[update.cast]
+    return update_bytes(program.bytes[update.weight], optimizer, cast, program.bytes[update.grad])
 
 
 def seconds_of_update(program: Program, update: UpdateWeight, optimizer: Optimizer, device: Device) -> float:
     """Return the seconds of the optimizer's update of one rank's piece of a weight on a device."""
     dtype = program.tensors[update.weight].dtype
-    elements = piece_bytes(program, update.weight) // ELEMENT_BYTES[dtype]
+    elements = program.bytes[update.weight] // ELEMENT_BYTES[dtype]
     return update_seconds(elements, bytes_of_update(program, update, optimizer), dtype, optimizer, device)

@@ -46,12 +46,11 @@ from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.host_values import without_values_at_host
-from unity_ir.plan.instructions import HaloExchange, ReshardMove
+from unity_ir.plan.instructions import HaloExchange, ReshardMove, communicates
 from unity_ir.plan.lower import lower
 from unity_ir.plan.moves import MachineKey, plan_moves
 from unity_ir.plan.rings import BACKWARD_OF, MOST_PIECES, SEQUENCE, can_stay_divided
 from unity_ir.plan.routes import OF_ROWS, is_elementwise, with_routes
-from unity_ir.plan.schedule import communicates
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import is_shard
-from unity_ir.plan.instructions import HaloExchange, Register, ReshardMove, RowMove
+from unity_ir.plan.instructions import HaloExchange, Register, ReshardMove, RowMove, communicates
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import Bucket, Start, communicates, piece_bytes
+from unity_ir.plan.scheduled import Bucket, Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def copies(program: Program, start: Start, in_place: Collection[Register]) -> tu
         return NONE, NONE
     if isinstance(start, HaloExchange):
         return _of_halo(program, start)
-    before, after = piece_bytes(program, start.operand), piece_bytes(program, start.result)
+    before, after = program.bytes[start.operand], program.bytes[start.result]
     if isinstance(start, RowMove):
         # A buffer is filled where no rows come.
         return Copies(1, after * (start.rows - start.live) // start.rows) if start.kind == "send_rows" else NONE, NONE
@@ -60,12 +60,12 @@ def copies(program: Program, start: Start, in_place: Collection[Register]) -> tu
 
 def _of_bucket(program: Program, bucket: Bucket) -> tuple[Copies, Copies]:
     """One kernel joins the operands, one divides what was gathered. Pieces along inner dims have their own."""
-    before, after = _copy(sum(piece_bytes(program, m.operand) for m in bucket.moves)), NONE
+    before, after = _copy(sum(program.bytes[m.operand] for m in bucket.moves)), NONE
     for move in bucket.moves:
         before += _cut(program, move)
-        after += _copy(piece_bytes(program, move.result), _joins(move))
+        after += _copy(program.bytes[move.result], _joins(move))
     if bucket.moves[0].kind == "all_gather":
-        after += _copy(sum(piece_bytes(program, m.result) for m in bucket.moves))
+        after += _copy(sum(program.bytes[m.result] for m in bucket.moves))
     return before, after
 
 
@@ -75,7 +75,7 @@ def _of_halo(program: Program, exchange: HaloExchange) -> tuple[Copies, Copies]:
     is_sum = COLLECTIVES[exchange.kind].reduces
     if is_sum:
         small, large = large, small
-    piece, whole = piece_bytes(program, small), piece_bytes(program, large)
+    piece, whole = program.bytes[small], program.bytes[large]
     size = program.tensors[small].local(program.mesh)[exchange.dim]
     sides = exchange.low, exchange.high
     messages = sum(-(-border // size) for border in sides)
@@ -95,7 +95,7 @@ def _copy(size: int, is_made: bool = True) -> Copies:
 def _cut(program: Program, move: ReshardMove) -> Copies:
     """The parts of an operand along an inner dim, one after the other."""
     inner = COLLECTIVES[move.kind].cuts and is_shard(move.target) and move.target > 0
-    return _copy(piece_bytes(program, move.operand), inner)
+    return _copy(program.bytes[move.operand], inner)
 
 
 def _joins(move: ReshardMove) -> bool:

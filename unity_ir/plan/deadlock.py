@@ -14,9 +14,19 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.sharding import Pins, pins_of
-from unity_ir.plan.instructions import Compute, Fused, HaloExchange, Leaf, Register, ReshardMove, TimeStep, ValueMove
+from unity_ir.plan.instructions import (
+    Compute,
+    Fused,
+    HaloExchange,
+    Leaf,
+    Register,
+    ReshardMove,
+    TimeStep,
+    ValueMove,
+    communicates,
+)
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import Schedule, Start, communicates, moves_of, piece_bytes
+from unity_ir.plan.scheduled import Schedule, Start, moves_of
 
 MOST_PLACES = 2**16
 """Most places whose calls are compared; each is a few hundred bytes per call."""
@@ -71,7 +81,7 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
         if not communicates(first):
             continue
         pinned = dict(ranks_of_move(program, first))
-        size = sum(piece_bytes(program, m.operand) for m in moves)
+        size = sum(program.bytes[m.operand] for m in moves)
         for place in places:
             if all(c == pinned.get(axis, c) for axis, c in zip(apart, place, strict=True)):
                 if first.axes not in groups:

@@ -42,13 +42,13 @@ from unity_ir.plan.instructions import (
     Register,
     ReshardMove,
     TimeStep,
+    communicates,
     makes,
     reads,
 )
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.own_casts import IsKernel, with_own_casts
 from unity_ir.plan.program import Program, global_line
-from unity_ir.plan.schedule import communicates, piece_bytes
 from unity_ir.tdl.syntax import NOT_FLOATING, Bound, accesses, index_names
 
 MOST_OPERATORS = 12
@@ -174,7 +174,7 @@ class _Fuser:
     def most(self) -> int:
         """The most bytes live at once, without inputs and weights."""
         made = (
-            self.alive[p] + sum(piece_bytes(self.program, r) for r in i.results)
+            self.alive[p] + sum(self.program.bytes[r] for r in i.results)
             for p, i in enumerate(self.program.body)
             if isinstance(i, Compute)
         )
@@ -186,7 +186,7 @@ class _Fuser:
         change = [0] * (len(self.program.body) + 2)
         for register, place in self.maker.items():
             if not isinstance(self.program.body[place], Leaf):
-                size = piece_bytes(self.program, register)
+                size = self.program.bytes[register]
                 change[place + 1] += size
                 change[max(self.readers.get(register, [place])) + 1] -= size
         alive, total = list[int](), 0
@@ -324,7 +324,7 @@ class _Fuser:
 
     def _is_larger(self, register: Register, than: Compute) -> bool:
         """Return whether a tensor has as many elements as any operand of an operator: it is no vector beside rows."""
-        return piece_bytes(self.program, register) >= max(piece_bytes(self.program, r) for r in than.operands)
+        return self.program.bytes[register] >= max(self.program.bytes[r] for r in than.operands)
 
     def _sums_columns(self, member: Compute) -> bool:
         """Return whether an operator sums a tensor over all dims but the last ones."""
@@ -577,7 +577,7 @@ class _Fuser:
 
     def _moved(self, operands: Sequence[Register], results: Sequence[Register], launches: Launches) -> int:
         """Return the bytes that launches read, in all passes, and write."""
-        read, written = (sum(piece_bytes(self.program, r) for r in registers) for registers in (operands, results))
+        read, written = (sum(self.program.bytes[r] for r in registers) for registers in (operands, results))
         return _passes(launches) * read + written
 
 

@@ -11,6 +11,7 @@ from math import prod
 from typing import Literal
 
 from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.collectives import BETWEEN_DEVICES
 from unity_ir.pcg.sharding import Assignment, Layout, Mesh, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.divisibility import Halos
@@ -332,3 +333,10 @@ def _values(body: Iterable[Instruction]) -> Iterator[tuple[Register, object]]:
         for i, register in enumerate(makes(instruction)):
             of[register] = number, i
             yield register, of[register]
+
+
+def communicates(instruction: Instruction) -> bool:
+    """Return whether an instruction starts communication between ranks, whose result must be waited for."""
+    return isinstance(instruction, HaloExchange) or (
+        isinstance(instruction, ReshardMove) and instruction.kind in BETWEEN_DEVICES
+    )

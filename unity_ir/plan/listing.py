@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from unity_ir.plan.deadlock import register_names
 from unity_ir.plan.host_state import StateCopy, StatePart, UpdateAction, WindowUpdate, state_bytes
-from unity_ir.plan.instructions import Compute, Leaf, Register, TimeStep, UpdateWeight, ValueMove
+from unity_ir.plan.instructions import Compute, Leaf, Register, TimeStep, UpdateWeight, ValueMove, communicates
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.schedule import Action, Bucket, Wait, communicates
+from unity_ir.plan.scheduled import Action, Bucket, Wait
 
 
 def listing(plan: Plan) -> str:

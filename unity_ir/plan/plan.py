@@ -37,7 +37,17 @@ from unity_ir.plan.deadlock import calls, check_order, ranks_of_move
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.host_state import WINDOW_BYTES, StateCopy, UpdateAction, state_bytes, update_lines
 from unity_ir.plan.host_values import still_going, with_values_at_host, without_values_at_host
-from unity_ir.plan.instructions import Compute, Fused, Instruction, Leaf, Register, ReshardMove, TimeStep, ValueMove
+from unity_ir.plan.instructions import (
+    Compute,
+    Fused,
+    Instruction,
+    Leaf,
+    Register,
+    ReshardMove,
+    TimeStep,
+    ValueMove,
+    communicates,
+)
 from unity_ir.plan.kept_casts import with_kept_casts
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
@@ -54,7 +64,8 @@ from unity_ir.plan.program import Program, most_of_a_device
 from unity_ir.plan.rings import with_rings
 from unity_ir.plan.routes import with_routes
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import Schedule, Start, Wait, bucket_bytes, communicates, moves_of, schedule
+from unity_ir.plan.schedule import bucket_bytes, schedule
+from unity_ir.plan.scheduled import Schedule, Start, Wait, moves_of
 from unity_ir.plan.short_gradients import with_short_gradients
 from unity_ir.tdl.syntax import Bound, Slice, accesses
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import prod
 
-from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
+from unity_ir.pcg.collectives import AMONG_ALL, COLLECTIVES
 from unity_ir.pcg.sharding import is_pinned, pins_of
 from unity_ir.plan.host_values import saved_values, window_bytes
 from unity_ir.plan.instructions import (
@@ -46,10 +46,12 @@ from unity_ir.plan.instructions import (
     UpdateWeight,
     ValueMove,
     When,
+    communicates,
     makes,
     reads,
 )
 from unity_ir.plan.program import Program
+from unity_ir.plan.scheduled import Action, Bucket, Schedule, ScheduledLine, Start, Wait
 
 BUCKET_BYTES = 2**20
 """Bytes of gradient syncs or weight gathers after which a bucket is full, where `Graph.bucket` says no other number."""
@@ -92,98 +94,6 @@ UNDER_WAY = 64 * 2**20
 Most bytes of operands that gradient collectives hold until the end of the step; above it the oldest are waited for.
 With so much under way, links stay busy meanwhile.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Several moves that one call does; they have the same kind, process group and element type."""
-
-    moves: tuple[ReshardMove, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """
-    Wait for the collective that makes these registers: one register, or all those of a bucket. Or for the copy between
-    the device and its host that makes one; what it reads is held until then.
-    """
-
-    registers: tuple[Register, ...]
-
-
-Start = ReshardMove | HaloExchange | Bucket
-"""One call of the runtime: it starts one or several moves over links, or does one on the device itself."""
-
-Action = Leaf | Compute | Start | TimeStep | ValueMove | Wait
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledLine:
-    """
-    One line of a schedule: an action (an instruction, bucket or wait), and the micro-batches that run it (`when`).
-
-    `dies` are the registers that are freed after the line: it reads them last, or nobody reads them. `dies_last` are
-    registers made once per step that the line reads last: they are freed after its run in the last micro-batch.
-
-    With `in_pieces` the line is in the loop over the pieces of the loss, whose lines are consecutive. What each piece
-    makes dies in these lines; what was made before the loop dies in its last line.
-    """
-
-    action: Action
-    dies: tuple[Register, ...] = ()
-    when: When = "every"
-    dies_last: tuple[Register, ...] = ()
-    in_pieces: bool = False
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """
-    The lines of a step, in order. `same` is for registers (numbers of local tensors) that are made without any work: it
-    maps each to the register whose tensor it shares.
-    """
-
-    lines: tuple[ScheduledLine, ...]
-    same: Mapping[Register, Register]
-
-    def held(self, register: Register) -> Register:
-        """
-        Return the register whose tensor `register` shares at run time. It is another one if the move that makes
-        `register` has nothing to do, such as one from COPY to REPEAT; else `register` itself.
-        """
-        return self.same.get(register, register)
-
-    def reads_and_makes(self, action: Action) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
-        """
-        Return (registers that an action reads, registers that it makes). The action is what one line of the schedule
-        does: an instruction, a call with several moves (`Bucket`) or a `Wait`; it is not an action of a pipeline. Those
-        read are the ones that hold the tensors at run time (`held`). A wait reads what its collectives made.
-        """
-        same = self.same
-        if isinstance(action, Compute):
-            return tuple([same.get(r, r) for r in action.operands]), action.results
-        if isinstance(action, Wait):
-            return action.registers, ()
-        if isinstance(action, Bucket):
-            return tuple(self.held(m.operand) for m in action.moves), tuple(m.result for m in action.moves)
-        return tuple([same.get(r, r) for r in reads(action)]), (action.result,)
-
-
-def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
-    """Return the moves that one call does: those of a bucket, or the one move itself."""
-    return start.moves if isinstance(start, Bucket) else (start,)
-
-
-def communicates(instruction: Instruction) -> bool:
-    """Return whether an instruction starts communication between ranks, whose result must be waited for."""
-    return isinstance(instruction, HaloExchange) or (
-        isinstance(instruction, ReshardMove) and instruction.kind in BETWEEN_DEVICES
-    )
-
-
-def piece_bytes(program: Program, register: Register) -> int:
-    """Return the bytes of one rank's piece of a register (the number of a local tensor)."""
-    return program.bytes[register]
 
 
 def bucket_bytes(program: Program, given: int | None = None) -> int:
@@ -396,7 +306,7 @@ class _Scheduler:
         self.maker = {r: p for p, compute in enumerate(order) for r in compute.results}
 
     def _result_bytes(self, compute: Compute) -> int:
-        return sum(piece_bytes(self.program, r) for r in compute.results)
+        return sum(self.program.bytes[r] for r in compute.results)
 
     # -- when moves start
 
@@ -465,9 +375,9 @@ class _Scheduler:
         staying = [v.register for v in saved_values(self.program) if v.register in first]
         for value in staying:
             place = max(last.get(value, -1) + 1, self._made_at(value))
-            self.staying[place] = self.staying.get(place, 0) + piece_bytes(self.program, value)
+            self.staying[place] = self.staying.get(place, 0) + self.program.bytes[value]
         self.room = max(self.window, sum(self.staying.values()))
-        unread = [(first[value], piece_bytes(self.program, value)) for value in staying]
+        unread = [(first[value], self.program.bytes[value]) for value in staying]
         heapify(unread)
         coming: list[tuple[int, Register]] = []
         for move in copies:
@@ -478,7 +388,7 @@ class _Scheduler:
                 coming.append((first.get(move.result, self.end), move.result))
         at, held = loss + 1, sum(size for _, size in unread)
         for reader, register in sorted(coming):
-            size = piece_bytes(self.program, register)
+            size = self.program.bytes[register]
             while unread and held + size > self.room:
                 place, read = heappop(unread)
                 at, held = max(at, place + 1), held - read
@@ -564,7 +474,7 @@ class _Scheduler:
 
     def _bytes(self, move: Move | _Cast) -> int:
         """Return the bytes of a move's operand or result, whichever is larger."""
-        return max(piece_bytes(self.program, r) for r in (move.operand, move.result))
+        return max(self.program.bytes[r] for r in (move.operand, move.result))
 
     # -- lines
 
@@ -657,7 +567,7 @@ class _Scheduler:
 
     def _copy(self, move: ValueMove) -> None:
         """Append a copy between the device and its host, after the waits that make room for it."""
-        size, is_back = piece_bytes(self.program, move.operand), move.kind == "from_host"
+        size, is_back = self.program.bytes[move.operand], move.kind == "from_host"
         self._make_room(self.window if is_back else size)
         self._make(move.result)
         if not is_back:
@@ -679,7 +589,7 @@ class _Scheduler:
         while casts and left > 0:
             cast = casts.popleft()
             if cast.result not in self.made:
-                left -= piece_bytes(self.program, cast.operand)
+                left -= self.program.bytes[cast.operand]
                 self._make(cast.result)
 
     def _received(self, move: Move | _Cast) -> float:
@@ -722,7 +632,7 @@ class _Scheduler:
         first = started[0]
         if first.kind == "all_reduce" or (first.result not in self.wanted and first.result not in self.program.started):
             return  # an all-reduce holds nothing but its result
-        self.late[first.result] = sum(piece_bytes(self.program, m.operand) for m in started)
+        self.late[first.result] = sum(self.program.bytes[m.operand] for m in started)
         self.began[first.result] = self.done
         if sum(self.late.values()) > self.under_way:
             while len(self.late) > 1 and sum(self.late.values()) > self.under_way // 2:

@@ -44,11 +44,12 @@ from unity_ir.plan.instructions import (
     TimeStep,
     UpdateWeight,
     ValueMove,
+    communicates,
     reads,
 )
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import Action, ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
+from unity_ir.plan.scheduled import Action, ScheduledLine, Start, Wait, moves_of
 from unity_ir.simulate.streams import Classes, Step, Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import (
     BACKWARD,
@@ -365,7 +366,7 @@ class _Replay:
     def _hold(self, copied: Iterable[Register], tasks: list[int]) -> None:
         """Hold copies of these registers during some tasks."""
         if tasks:
-            self.copied.append((sum(piece_bytes(self.program, register) for register in copied), tasks))
+            self.copied.append((sum(self.program.bytes[register] for register in copied), tasks))
 
     def _norm(self, optimizer: Optimizer, first: UpdateWeight) -> None:
         """Add the sum over all devices of the squares of gradients, which every update waits for."""
@@ -524,7 +525,7 @@ def leaf_bytes(program: Program, leaf: Register, states: int) -> int:
     micro-batches count. `leaf` is the register.
     """
     count = program.micro_batches if program.when[leaf] == "every" else 1
-    return (1 + states) * count * piece_bytes(program, leaf)
+    return (1 + states) * count * program.bytes[leaf]
 
 
 def _syncs(plan: Plan) -> set[Register]:

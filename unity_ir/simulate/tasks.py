@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.plan.host_state import UpdateAction
-from unity_ir.plan.schedule import Action
+from unity_ir.plan.scheduled import Action
 from unity_ir.simulate.streams import Streams
 
 Ints = npt.NDArray[np.int64]

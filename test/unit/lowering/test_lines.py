@@ -26,11 +26,12 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import is_pinned
-from unity_ir.plan.instructions import Compute, HaloExchange, Leaf, ReshardMove, UpdateWeight
+from unity_ir.plan.instructions import Compute, HaloExchange, Leaf, ReshardMove, UpdateWeight, communicates
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import Bucket, Wait, communicates, schedule
+from unity_ir.plan.schedule import schedule
+from unity_ir.plan.scheduled import Bucket, Wait
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample
 

@@ -26,7 +26,8 @@ from unity_ir.plan.instructions import Compute, Leaf, ReshardMove
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_step
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import BUCKET_MEMBERS, Bucket, Schedule, schedule
+from unity_ir.plan.schedule import BUCKET_MEMBERS, schedule
+from unity_ir.plan.scheduled import Bucket, Schedule
 from unity_ir.search import run
 
 WAYS = 3

@@ -31,13 +31,14 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import piece_index
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import MOST_OPERATORS, with_fusions
-from unity_ir.plan.instructions import Compute, Fused, HaloExchange, Leaf, ReshardMove
+from unity_ir.plan.instructions import Compute, Fused, HaloExchange, Leaf, ReshardMove, communicates
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import Schedule, Wait, communicates, piece_bytes, schedule
+from unity_ir.plan.schedule import schedule
+from unity_ir.plan.scheduled import Schedule, Wait
 from unity_ir.search import run
 from unity_ir.tdl.evaluate import evaluate
 
@@ -520,7 +521,7 @@ def peak(program: Program) -> int:
                 alive |= {result} - kept
             case _:
                 pass
-        most = max(most, sum(piece_bytes(program, r) for r in alive))
+        most = max(most, sum(program.bytes[r] for r in alive))
         alive -= {*line.dies}
     return most
 

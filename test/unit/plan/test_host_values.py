@@ -23,7 +23,7 @@ from unity_ir.plan.listing import listing
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import Wait
+from unity_ir.plan.scheduled import Wait
 from unity_ir.search import run
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import held_over_time

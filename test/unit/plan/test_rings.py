@@ -26,7 +26,8 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_graph
 from unity_ir.plan.program import Program
 from unity_ir.plan.rings import rings, seen_in_turn, with_rings
-from unity_ir.plan.schedule import Wait, schedule
+from unity_ir.plan.schedule import schedule
+from unity_ir.plan.scheduled import Wait
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.pipeline.staged import Stages

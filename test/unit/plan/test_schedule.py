@@ -23,11 +23,21 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, SUM, Mesh
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
-from unity_ir.plan.instructions import Compute, HaloExchange, Instruction, Leaf, ReshardMove, Tensor, UpdateWeight
+from unity_ir.plan.instructions import (
+    Compute,
+    HaloExchange,
+    Instruction,
+    Leaf,
+    ReshardMove,
+    Tensor,
+    UpdateWeight,
+    communicates,
+)
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import FAR, LAG, NEAR, Action, Bucket, Schedule, Wait, communicates, piece_bytes, schedule
+from unity_ir.plan.schedule import FAR, LAG, NEAR, schedule
+from unity_ir.plan.scheduled import Action, Bucket, Schedule, Wait
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.follow import follow
 from unity_ir.search.baselines.random_plan import sample
@@ -67,7 +77,7 @@ def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, buc
                 there.update(results)
             case Bucket(moves):
                 assert {found.held(m.operand) for m in moves} <= there - pending
-                assert sum(piece_bytes(program, m.operand) for m in moves[:-1]) < bucket
+                assert sum(program.bytes[m.operand] for m in moves[:-1]) < bucket
                 there.update(m.result for m in moves)
                 pending.update(m.result for m in moves)
             case Wait(registers):
@@ -255,13 +265,13 @@ def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
                 if out:
                     out.pop()
             case Bucket(moves) if moves[0].kind != "all_reduce" and moves[0].result in wanted:
-                late[moves[0].result] = sum(piece_bytes(program, m.operand) for m in moves)
+                late[moves[0].result] = sum(program.bytes[m.operand] for m in moves)
             case ReshardMove(operand, result, kind) if (
                 kind != "all_reduce" and crosses_(line.action) and result in wanted
             ):
-                late[result] = piece_bytes(program, operand)
+                late[result] = program.bytes[operand]
             case HaloExchange(operand, result) if result in wanted:
-                late[result] = piece_bytes(program, operand)
+                late[result] = program.bytes[operand]
             case _:
                 pass
         for register in late:

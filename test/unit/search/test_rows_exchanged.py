@@ -22,10 +22,9 @@ from unity_ir.pcg.differentiate import nodes_with_gradient, training_step
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.collective_calls import move_of
-from unity_ir.plan.instructions import Compute, ReshardMove, UpdateWeight
+from unity_ir.plan.instructions import Compute, ReshardMove, UpdateWeight, communicates
 from unity_ir.plan.lower import lower
 from unity_ir.plan.routes import with_routes
-from unity_ir.plan.schedule import communicates
 from unity_ir.search.baselines.recipe import Degrees, expert_degrees, recipe
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import least_cost_bound, with_shared_moves, without_free_moves

@@ -17,7 +17,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.instructions import Instruction, Leaf, TimeStep
 from unity_ir.plan.plan import Plan, plan_graph
-from unity_ir.plan.schedule import piece_bytes, schedule
+from unity_ir.plan.schedule import schedule
 from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.run import run
@@ -170,7 +170,7 @@ def test_two_versions_are_held_and_no_rank_waits_for_a_step_to_end():
         leaves = [i for i in program.body if isinstance(i, Leaf) and i.op in ("weight", "input")]
         held = [i.result for i in leaves if here.issuperset(pins_of(program.tensors[i.result].layout))]
         count = {r: MICRO_BATCHES if program.when[r] == "every" else 1 for r in held}
-        assert two.always[rank] - one.always[rank] == sum(count[r] * piece_bytes(program, r) for r in held) > 0
+        assert two.always[rank] - one.always[rank] == sum(count[r] * program.bytes[r] for r in held) > 0
         assert two.kept[f"{rank}F"] == one.kept[f"{rank}F"]
     work = [MICRO_BATCHES * (f + b) for f, b in zip(two.stages.forward, two.stages.backward, strict=True)]
     most = max(w + s + u for w, s, u in zip(work, two.sums, two.updates, strict=True))

@@ -19,7 +19,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.instructions import HaloExchange, RowMove
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import Start, moves_of, piece_bytes
+from unity_ir.plan.scheduled import Start, moves_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ NetworkMessage = tuple[int, int, int]
 def network_call(program: Program, start: Start) -> NetworkCall:
     """Return a line that starts communication (one move, or the moves of a bucket) as a call."""
     moves = moves_of(start)
-    first, size = moves[0], sum(piece_bytes(program, move.operand) for move in moves)
+    first, size = moves[0], sum(program.bytes[move.operand] for move in moves)
     if isinstance(first, HaloExchange):
         smaller = first.operand if first.kind == "halo" else first.result
         length = program.tensors[smaller].local(program.mesh)[first.dim]
-        each = piece_bytes(program, smaller) // length
+        each = program.bytes[smaller] // length
         return NetworkCall(first.kind, first.axes, each, low=first.low, high=first.high, size=length)
     if isinstance(first, RowMove):
         size = move_of(program, first).elements * ELEMENT_BYTES[program.tensors[first.result].dtype]

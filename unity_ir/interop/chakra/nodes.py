@@ -22,10 +22,10 @@ from unity_ir.interop.chakra.calls import NetworkCall, most_messages, network_ca
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.host_state import StateCopy, WindowUpdate
-from unity_ir.plan.instructions import Compute, Leaf, Register, TimeStep, UpdateWeight, ValueMove, reads
+from unity_ir.plan.instructions import Compute, Leaf, Register, TimeStep, UpdateWeight, ValueMove, communicates, reads
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import Start, Wait, communicates, moves_of, piece_bytes
+from unity_ir.plan.scheduled import Start, Wait, moves_of
 from unity_ir.simulate.tasks import PlayedLine, TaskGraph
 from unity_ir.simulate.trace import name
 
@@ -145,7 +145,7 @@ class NodeList:
         results = [move.result for move in moves]
         read = self.made(plan, [r for move in moves for r in reads(move)], at)
         if not communicates(moves[0]):
-            moved = sum(piece_bytes(program, r) for move in moves for r in (move.operand, move.result))
+            moved = sum(program.bytes[r] for move in moves for r in (move.operand, move.result))
             is_free = not any(int(tasks.ticks[task]) for task in own)
             self.make(results, tuple(read) if is_free else self._kernel(tasks, own[0], read, 0, moved), at)
             return
@@ -167,7 +167,7 @@ class NodeList:
         assert optimizer is not None
         dtype = program.tensors[update.weight].dtype
         moved = bytes_of_update(program, update, optimizer)
-        kernel = update_kernel(piece_bytes(program, update.weight) // ELEMENT_BYTES[dtype], moved, dtype, optimizer)
+        kernel = update_kernel(program.bytes[update.weight] // ELEMENT_BYTES[dtype], moved, dtype, optimizer)
         self._add_kernel(label, self.latest.get(update.grad, ()), length, kernel.flops, moved)
 
     def norm(self, gradients: Iterable[Register], length: int) -> None:

@@ -16,7 +16,7 @@ from unity_ir.plan.instructions import Compute, Leaf, Register, TimeStep, Update
 from unity_ir.plan.pipeline.parts import StepPart, StepParts
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Program
-from unity_ir.plan.schedule import ScheduledLine
+from unity_ir.plan.scheduled import ScheduledLine
 
 _NAMES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
 

@@ -26,7 +26,8 @@ from unity_ir.plan.instructions import (
     reads,
 )
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, ScheduledLine, Wait, piece_bytes
+from unity_ir.plan.schedule import BUCKET_BYTES
+from unity_ir.plan.scheduled import Bucket, ScheduledLine, Wait
 from unity_ir.tdl.element_types import HALVES
 
 BACKWARD = "# --- backward"
@@ -244,7 +245,7 @@ class StepWriter:
             return row
         row.starts, row.operand, row.around = (move.result,), operand, around
         # Pinned values are padded by another function, which does one at a time.
-        is_small = piece_bytes(self.program, move.result) < BUCKET_BYTES
+        is_small = self.program.bytes[move.result] < BUCKET_BYTES
         if move.kind == "zero_pad" and is_small and not is_pinned(move.source):
             row.joined = [operand]
         return row

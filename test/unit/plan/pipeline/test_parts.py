@@ -18,7 +18,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.instructions import Compute, Leaf, ReshardMove, TimeStep
 from unity_ir.plan.pipeline.parts import StepPart
 from unity_ir.plan.plan import Plan, plan_graph
-from unity_ir.plan.schedule import Wait
+from unity_ir.plan.scheduled import Wait
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.run import run
