@@ -17,9 +17,10 @@ from unity_ir.models import from_text
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.elimination import Memo
 from unity_ir.search.exact.known_messages import PLAIN, KnownMessages, Moved, Start
+from unity_ir.search.exact.minimum import minimum
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, with_shared_moves
 from unity_ir.search.exact.shorter import shorter
-from unity_ir.search.exact.solver import FactorGraphBuilder, Solver, _minimum
+from unity_ir.search.exact.solver import FactorGraphBuilder, Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.limits import limited
 from unity_ir.search.layouts.objective import Price
@@ -66,7 +67,7 @@ def test_a_search_ends_once_nothing_can_be_as_cheap_as_asked(seed: int, more: in
     most = least + more
     start = Start(KnownMessages(), (), [PLAIN] * len(problem.rows))
     with limited(whole_entries=0, pruned_entries=2):
-        seconds, rows, bound = _minimum(random_problem(seed), Memo(), start, most)
+        seconds, rows, bound = minimum(random_problem(seed), Memo(), start, most)
     assert bound <= least + 1e-9
     assert seconds == pytest.approx(total(problem, tuple(rows)))
     assert bound >= most - 1e-9 or seconds <= least * 1.001 + 1e-9
@@ -87,7 +88,7 @@ def test_a_search_that_asks_for_less_makes_fewer_passes(monkeypatch: pytest.Monk
         for seed in range(30):
             problem = random_problem(seed)
             with limited(whole_entries=0, pruned_entries=2, close=0.0):
-                _minimum(problem, Memo(), Start(KnownMessages(), (), [PLAIN] * len(problem.rows)), most)
+                minimum(problem, Memo(), Start(KnownMessages(), (), [PLAIN] * len(problem.rows)), most)
         return len(passes)
 
     assert made(-np.inf) <= 30 < made(np.inf)

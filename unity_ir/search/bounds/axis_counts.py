@@ -32,10 +32,11 @@ from unity_ir.search.bounds.ordered_axes import with_axis_order
 from unity_ir.search.bounds.refine import refine_messages, refine_rows, two_way_cost
 from unity_ir.search.exact.elimination import Memo
 from unity_ir.search.exact.factor_graph import FactorGraph
+from unity_ir.search.exact.minimum import among_best
 from unity_ir.search.exact.shared_moves import ROUNDED, SharedFactorGraphBuilder, with_shared_moves, without_free_moves
 from unity_ir.search.exact.shared_moves import least_cost_bound as bounded_sum
 from unity_ir.search.exact.shorter import Shorter, shorter
-from unity_ir.search.exact.solver import Solver, among_best
+from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.axes import AxisGroup
 from unity_ir.search.layouts.limits import limits

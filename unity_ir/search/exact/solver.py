@@ -10,10 +10,8 @@ Find the fastest parallelization of one serial graph, exactly.
 `reshard` counts the forward and, in training, the backward. A value with one user needs no relay. Users share the way
 to the relay; that those needing one layout share the rest, too, is `search/exact/shared_moves.py`.
 
-Branch-and-bound without branching: drop dominated rows (`search/exact/factor_graph.py`); bound by TRW-S messages, which
-also give each row's slack (`search/exact/trw_s.py`); find an incumbent by elimination among the few rows of least slack
-(`search/exact/elimination.py`); drop rows whose slack exceeds the gap. Once few rows are left, elimination finds their
-optimum, which is that of the whole.
+That is a choice of one row of each variable of a factor graph. Rows that are dominated are dropped
+(`search/exact/factor_graph.py`); `search/exact/minimum.py` finds the least of what is left.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from functools import partial
 
 import numpy as np
 
-from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.routes import product_rows
@@ -35,7 +32,7 @@ from unity_ir.pcg.materialise import piece_as_weight
 from unity_ir.pcg.node import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.exact.elimination import Factor, Memo, every, minimise_within
+from unity_ir.search.exact.elimination import Memo, every
 from unity_ir.search.exact.factor_graph import (
     NOWHERE,
     Edge,
@@ -48,8 +45,8 @@ from unity_ir.search.exact.factor_graph import (
     port,
     undominated,
 )
-from unity_ir.search.exact.few_rows import best_among
 from unity_ir.search.exact.known_messages import PLAIN, Known, KnownMessages, Moved, Start
+from unity_ir.search.exact.minimum import minimum
 from unity_ir.search.exact.recompute import ALL_SAVED, SavedForBackward
 from unity_ir.search.exact.shorter import shorter
 from unity_ir.search.exact.two_way import TwoWayCost
@@ -58,9 +55,6 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME, Price
 from unity_ir.search.layouts.operator_table import OperatorTable, addition_seconds_of, operator_table
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
-
-TOLERANCE = 1e-9
-"""Relative slack above the incumbent from which on rows are dropped: it covers the rounding of sums."""
 
 
 @dataclass(frozen=True)
@@ -432,98 +426,6 @@ def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
     return needed
 
 
-def _minimum(problem: FactorGraph, memo: Memo, start: Start, most: float = np.inf) -> tuple[float, list[int], float]:
-    """
-    Return an incumbent's cost, its rows, and a lower bound on all choices; equal to the cost if it is optimal. Once the
-    bound is `most` or more, no better incumbent is looked for.
-
-    Messages start from those that `start` knows. Theirs of when no row was dropped yet are kept there, as others say
-    nothing of the rows dropped; and only if the incumbent comes close to the bound: where it does not, it depends on
-    the way to the bound, and would be no better on the way from here.
-
-    Where the budget ends after an incumbent is found, that is returned. Raises `OutOfBudget` where it ends before.
-    """
-    if start.key not in start.known.large:
-        exact = _eliminate(problem, limits().whole_entries, memo)
-        if exact is not None:
-            return (*exact, exact[0])
-        start.known.large.add(start.key)
-    messages = start.messages(problem)
-    early = start.now(messages)
-    best, chosen, few = np.inf, list[int](), limits().best_rows
-    whole = left = tried = sum(map(len, problem.rows))
-    try:
-        for _ in range(limits().exact_passes):
-            messages.forward()
-            before = messages.bound
-            messages.backward()
-            found, few = among_best(problem, messages.slack, few)
-            if found[0] < best:
-                best, chosen = found
-            if left == whole:
-                early = start.now(messages)
-            among, left = left, messages.prune(best * (1 + TOLERANCE) - before)
-            close = best <= messages.bound * (1 + limits().close)
-            if close or 2 * left < tried:
-                tried = left
-                exact = _eliminate(problem, limits().pruned_entries)
-                if close or exact is not None:
-                    start.keep(early)
-                if exact is not None:
-                    return (*exact, exact[0])
-            if messages.bound >= most:
-                break
-            if close and not (messages.restarted and 2 * left < among):
-                # Messages that start close have not yet dropped the rows that as many passes from zero would have.
-                break
-    except OutOfBudget:
-        if not chosen:
-            raise
-    return best, chosen, min(best, messages.bound)
-
-
-def least_sum(problem: FactorGraph) -> float:
-    """
-    Return a lower bound on the sum of costs of every choice of rows; equal to the least if that is found. Rows of
-    `problem` that are in no best choice may be dropped, in place.
-    """
-    start = Start(KnownMessages(), (), [PLAIN] * len(problem.rows))
-    return _minimum(problem, Memo(), start)[2]
-
-
-def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
-    """
-    Return ((cost, row of each variable), few): the best choice among the `few` rows of least slack of each variable,
-    and the value of `few` that was used. A row is a way to shard an operator, or a layout.
-
-    `slack` [row], per variable, is how far above the lower bound any choice with that row must be. Rows are returned as
-    `problem.rows` numbers them. `few` is halved until variable elimination looks at no more than
-    `limits().pruned_entries` table entries.
-    """
-    while True:
-        spend(2 * limits().work_port * len(problem.edges))
-        among = [np.sort(np.argsort(s, kind="stable")[:few]) for s in slack]
-        found = best_among(problem, among) or _eliminate(problem.among(among), limits().pruned_entries)
-        if found is not None:
-            return found, few
-        few //= 2
-
-
-def _eliminate(problem: FactorGraph, limit: int, memo: Memo | None = None) -> tuple[float, list[int]] | None:
-    """Return the best choice; None if elimination would look at more than `limit` entries."""
-    factors = [
-        Factor((v,), (axis,), seconds)
-        for v, (axis, seconds) in enumerate(zip(problem.own, problem.seconds, strict=True))
-    ]
-    for edge in problem.edges:
-        factors.append(Factor((edge.source, edge.target), (edge.made.axis, edge.needs.axis), edge.seconds))
-    found = minimise_within(limit, {v: len(rows) for v, rows in enumerate(problem.rows)}, factors, memo)
-    if found is None:
-        return None
-    seconds, rows = found
-    return seconds, [int(of[rows[v]]) for v, of in enumerate(problem.rows)]
-
-
 class FactorGraphBuilder:
     """
     Builds the factor graph of one serial graph, and turns a choice (one row per variable) into a plan. A variable is an
@@ -588,7 +490,7 @@ class FactorGraphBuilder:
         Return the best plan found among the rows left in `problem`, a factor graph of this graph that may have lost
         some; any plan, where their lower bound is `most` or more.
         """
-        return self.chosen(problem, *_minimum(problem, self.solver.memo, self.start(), most))
+        return self.chosen(problem, *minimum(problem, self.solver.memo, self.start(), most))
 
     def start(self) -> Start:
         """

@@ -21,8 +21,9 @@ from unity_ir.pcg.layers import layers, shortened_with_map
 from unity_ir.pcg.node import Node, Value
 from unity_ir.search.exact.elimination import Factor, Memo, without
 from unity_ir.search.exact.factor_graph import Edge, FactorGraph
+from unity_ir.search.exact.minimum import least_sum
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, without_free_moves
-from unity_ir.search.exact.solver import Solver, least_sum
+from unity_ir.search.exact.solver import Solver
 from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.table import Floats
 
