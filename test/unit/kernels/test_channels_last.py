@@ -46,6 +46,15 @@ def shapes_of(bound: Bound) -> list[tuple[int, ...]]:
     return [tuple(range(len(read.get(name, ())))) for name in names(bound)]
 
 
+def _corrupts(name: str, case: Case) -> bool:
+    """
+    Whether PyTorch's gradient of a weight (2.13 on CPUs with AVX2, in float32) may write beyond it, and the process end
+    long after: of one tap, of images whose last rows or columns it leaves out, of fewer than 8 channels.
+    """
+    how = case.attributes
+    return name == "conv2d_weight_grad" and how["sizes"] == (1, 1) and how["stride"] != (1, 1)
+
+
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("name", OF_IMAGES)
 def test_operators(name: str, impl: str, drawn: Any, runner: Any) -> None:
@@ -53,7 +62,7 @@ def test_operators(name: str, impl: str, drawn: Any, runner: Any) -> None:
     tried = 0
     for number, case in enumerate(drawn(name, examples(40))):
         bound = bound_of(name, case)
-        if not any(len(shape) == 4 for shape in case.shapes):
+        if not any(len(shape) == 4 for shape in case.shapes) or (impl == "torch" and _corrupts(name, case)):
             continue
         tried += 1
         line, images = turned(bound, weights=bool(number % 2))
