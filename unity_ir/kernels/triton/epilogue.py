@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from unity_ir.forms.addresses import Address, Names, address
 from unity_ir.forms.contraction import Contraction, strides
 from unity_ir.kernels.triton.expression import Axis, KernelWriter
 from unity_ir.kernels.triton.launch import Argument, Buffer, Stage, mentions
+from unity_ir.tdl.element_types import FLOAT8
 from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Name, children
 
@@ -92,7 +93,8 @@ class Epilogue(KernelWriter):
         An estimate of the registers that the epilogue needs beside the product. It adds up the floating point
         operations for each element of the product in all results of the kernel, one for each result but the first, 4
         if addresses are computed element by element (not `serves_all_shapes`), and 8 for each result whose rows begin
-        at unaligned addresses, since every element is stored at one of its own.
+        at unaligned addresses, since every element is stored at one of its own. Beside a product of 8-bit operands, it
+        adds 8 for each matrix that is read: with two of them the largest tile spills.
         """
         seen: set[Expr] = {self.of.product}
 
@@ -103,17 +105,12 @@ class Epilogue(KernelWriter):
             own = FUNCTIONS[expr.function].flops if isinstance(expr, Call) else int(isinstance(expr, Binary))
             return own + sum(map(count, children(expr)))
 
-        addresses = 0 if self.serves_all_shapes else 4
-        addresses += 8 * sum(_is_unaligned(self.of, each) for each in self.stages)
-        return sum(count(each.expr) for each in self.stages) + len(self.stages) - 1 + addresses
-
-    @property
-    def matrices(self) -> int:
-        """The number of tensors that the epilogue reads beside the product which have an element for each of its."""
-        read = {a for each in self.stages for a in _accesses(each.expr, self.of.product)}
-        extents = self.stages[0].extents
-        found = [strides(self.of.names, extents, address(a.indices, extents), "mn") for a in read]
-        return sum(each is None or all(each.values()) for each in found)
+        registers = 0 if self.serves_all_shapes else 4
+        registers += 8 * sum(_is_unaligned(self.of, each) for each in self.stages)
+        if self.stages[0].buffers[self.of.x].dtype == FLOAT8:
+            read = {a for each in self.stages for a in _accesses(each.expr, self.of.product)}
+            registers += 8 * sum(_is_matrix(self.of, self.stages[0].extents, a) for a in read)
+        return sum(count(each.expr) for each in self.stages) + len(self.stages) - 1 + registers
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
@@ -160,6 +157,12 @@ def _is_unaligned(of: Contraction, stage: Stage) -> bool:
     """Return whether a result's rows begin at addresses of which those of 16 bytes cannot be stored at once."""
     found = strides(of.names, stage.extents, address(stage.result.indices, stage.extents), "mn")
     return found is not None and found["n"] == 1 and found["m"] % (4 if stage.output.dtype == "f32" else 8) != 0
+
+
+def _is_matrix(of: Contraction, extents: Mapping[str, int], access: Access) -> bool:
+    """Return whether a tensor is read at another element for each row and column of the product."""
+    found = strides(of.names, extents, address(access.indices, extents), "mn")
+    return found is None or all(found.values())
 
 
 def _out(number: int) -> str:

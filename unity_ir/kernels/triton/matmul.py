@@ -191,14 +191,12 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     half = x.dtype != "f32" and all(s % (8 * packed) == 0 or s == 1 for s in strides)
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     exact = x.dtype == "f32"
-    # With operands of 8 bits the largest tile spills if the epilogue reads two matrices.
-    work = epilogue.work + 8 * epilogue.matrices * (packed > 1)
     wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
     batched = sizes["b"] > 1
     if "pipelined" in wanted and half:
-        tile = tile_of(sizes, work)
+        tile = tile_of(sizes, epilogue.work)
     else:
-        tile = Tile(*blocks(sizes, half, exact, work > LIGHT), speed=0.5)
+        tile = Tile(*blocks(sizes, half, exact, epilogue.work > LIGHT), speed=0.5)
     if "pipelined" not in wanted:
         # Elements on their way to shared memory then go through registers.
         tile = replace(tile, k=min(tile.k, 32), speed=0.3)
@@ -238,7 +236,7 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
             name = f"{prefix}matmul{form}_kernel"
         return name, text.format(name=name, **fields)
 
-    copied = descriptor_tile(sizes, tile, work) if takes_descriptors(of, x.dtype) else None
+    copied = descriptor_tile(sizes, tile, epilogue.work) if takes_descriptors(of, x.dtype) else None
     largest = LARGEST.of_bytes(packed, sizes)
     if copied is not None:
         copied = copied.of_bytes(packed, sizes)
