@@ -216,6 +216,7 @@ class _Steps:
         runs = len(space.runs)
         # What adding 1 to the digits of a set of runs adds to a state.
         self.ones = [sum(self.base**i for i in range(runs) if mask >> i & 1) for mask in range(1 << runs)]
+        self.kinds = [_kind(digit, len(divisors)) for digit in range(self.base)]
         self.edges: dict[int, tuple[int, list[RunMove]]] = {}
         self.trees: dict[tuple[int, int], _Tree] = {}
 
@@ -276,26 +277,26 @@ class _Steps:
             holders[digit] |= 1 << i
         held, away, there = count, count + 2, count + 3
         parts = prod(groups[mask] for mask in holders[:count])
+        dims = [(new, holders[new], self.divisors[new] // groups[holders[new]]) for new in range(count)]
+        others = [(new, self.kinds[new] * len(groups)) for new in (held, held + 1)]
+        at_pin = self.kinds[there] * len(groups)
         out: list[RunMove] = []
         for digit in (*range(count), held, held + 1, away):
             mask = holders[digit] | (holders[there] if digit == away else 0)
-            old = _kind(digit, count)
+            old = self.kinds[digit] * 4 * len(groups)
             for moved in _leaving(mask, digit < count):
-                one = ones[moved]
+                one, key = ones[moved], old + moved
                 group, inner = groups[moved], moved & -moved
                 left = state - one * digit - (ones[moved & holders[there]] if digit == away else 0)
-                for new in (*range(count), held, held + 1, there):
-                    if new == digit:
-                        continue
-                    if new < count:
-                        # Pieces stay contiguous: inside those that divide the dim already.
-                        already = holders[new]
-                        if already > inner or self.divisors[new] // groups[already] % group:
-                            continue
-                    elif new == there and (moved & ~self.wanted or (digit == away and not moved & holders[away])):
-                        continue
-                    key = (old * 4 + _kind(new, count)) * len(groups) + moved
-                    out.append((left + one * new, key, moved, new))
+                for new, already, size in dims:
+                    # Pieces stay contiguous: inside those that divide the dim already.
+                    if new != digit and already <= inner and not size % group:
+                        out.append((left + one * new, key, moved, new))
+                for new, kind in others:
+                    if new != digit:
+                        out.append((left + one * new, key + kind, moved, new))
+                if not moved & ~self.wanted and (digit != away or moved & holders[away]):
+                    out.append((left + one * there, key + at_pin, moved, there))
         return parts, out
 
 

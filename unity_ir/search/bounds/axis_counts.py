@@ -295,9 +295,26 @@ def bound_at(graph: Graph, bounds: Bounds, price: Price, known: float) -> float:
     return without_free_moves(least, graph, bounds.machine)
 
 
-def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Price = TIME) -> float:
+def quick_bound(bounds: Bounds, graph: Graph, known: float) -> float:
     """
-    Return the bound after messages on coarse, then finer problems, until it is near `known`.
+    Return a lower bound in seconds on every plan of a serial graph with all operators on all devices, after messages on
+    the coarsest problem alone. It is 0, which says nothing, for graphs of more than `limits().quick_operators`.
+
+    `known` is the seconds of a known plan; `bounds` has the machine and the tables.
+    """
+    if sum(node.is_compute for node in graph.nodes()) > limits().quick_operators:
+        return 0.0
+    is_alone = _kind(graph, bounds.machine) == "alone"
+    least = 0.0 if is_alone else _messages(graph, bounds, known, limits().pass_sums, is_refined=False)
+    return without_free_moves(least, graph, bounds.machine)
+
+
+def _messages(
+    graph: Graph, bounds: Bounds, known: float, steps: int, price: Price = TIME, is_refined: bool = True
+) -> float:
+    """
+    Return the bound after messages on coarse, then finer problems, until it is near `known`; after those on the
+    coarsest, unless it `is_refined`.
 
     A finer problem has only the rows whose coarse rows may still be part of something better. Of each finer kind the
     first is taken that is small enough. A graph with many equal layers starts from messages that have settled on one
@@ -330,7 +347,7 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
         else:
             messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
         best = max(best, _passed(messages, known, number < len(kinds)))
-        if known <= best * (1 + limits().near):
+        if known <= best * (1 + limits().near) or not is_refined:
             break
         coarse = builder, messages
     return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import pairwise, product
+from itertools import product
 from math import factorial, prod
 
 import numpy as np
@@ -95,12 +95,7 @@ class OrderedSpace:
         some = some[np.diff(pairs[some], prepend=-1) > 0]
         target, source = np.divmod(pairs[some], len(self._codes))
         apart = source != target
-        target, source, seconds = target[apart], source[apart], seconds[some][apart]
-        nth = np.arange(len(target)) - np.searchsorted(target, target)
-        order = np.argsort(nth, kind="stable")
-        ends = [0, *(np.flatnonzero(np.diff(nth[order])) + 1).tolist(), len(order)]
-        lie = tuple(slice(start, stop) for start, stop in pairwise(ends))
-        return PricedMoves(len(self._codes), source[order], target[order], seconds[order], lie)
+        return PricedMoves(len(self._codes), source[apart], target[apart], seconds[some][apart])
 
     def steps(self, sources: Ints) -> int:
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from math import inf
 from typing import Any
 
@@ -22,7 +22,14 @@ from unity_ir.pcg.node import Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout
-from unity_ir.search.bounds.axis_counts import Bounds, ExpectedBound, KnownPlan, faster_with_bound, is_tabulated
+from unity_ir.search.bounds.axis_counts import (
+    Bounds,
+    ExpectedBound,
+    KnownPlan,
+    faster_with_bound,
+    is_tabulated,
+    quick_bound,
+)
 from unity_ir.search.choose.beside import Beside
 from unity_ir.search.choose.candidates import (
     BaselineKind,
@@ -37,6 +44,7 @@ from unity_ir.search.choose.candidates import (
 from unity_ir.search.choose.hidden_moves import Shares, plans_with_hidden_moves
 from unity_ir.search.choose.parallel_branches import place_branches
 from unity_ir.search.choose.parallel_siblings import place_siblings
+from unity_ir.search.exact.axis_groups import LeastSeconds
 from unity_ir.search.exact.plan_graph import placed, realise
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.joint.best_first import JointPlan, PricedGraph, joint
@@ -170,6 +178,11 @@ class Chooser:
         else:
             self.ask_baselines(found.graph)
         self.beside.simulate(plan)
+
+    @cached_property
+    def least(self) -> LeastSeconds:
+        """Returns a quick lower bound on the plans of a serial graph (`quick_bound`)."""
+        return partial(quick_bound, Bounds(self.machine, self.emitted.optimizer))
 
     def begin(self, fastest: JointPlan) -> None:
         """
@@ -450,14 +463,19 @@ class Chooser:
         return graph, cost(graph, self.machine, self.emitted.optimizer)
 
     def _choose(
-        self, found: JointPlan, meanwhile: Callable[[Shares], object] = lambda _: None, later: bool = False
+        self,
+        found: JointPlan,
+        meanwhile: Callable[[Shares], object] = lambda _: None,
+        later: bool = False,
+        worth: float = inf,
     ) -> Unbounded:
         """
         Return the result for a plan found, among all plans of the same serial graph.
 
         `meanwhile` is called without shares at first, and then with those of weights' moves that are worth trying in
         another graph: all in graphs of few operators, otherwise the one at which the fastest plan as emitted was found,
-        if any. The bound is computed meanwhile, too, unless `later`.
+        if any. The bound is computed meanwhile, too, unless `later`. No operators are put on parts of the machine if
+        the fastest plan without takes more than `worth` seconds.
         """
         own = self._priced(found.graph)
         result = SearchResult(self.strategy, *own, found.derivation, found.bound, found.explored, joint=found)
@@ -467,7 +485,7 @@ class Chooser:
         if self.machine.devices == 1:
             return Unbounded.as_is(result)
         try:
-            return self._chosen(result, own, found, meanwhile, later)
+            return self._chosen(result, own, found, meanwhile, later, worth)
         except KeyboardInterrupt:
             return Unbounded.as_is(replace(result, interrupted=True))
 
@@ -478,14 +496,16 @@ class Chooser:
         found: JointPlan,
         meanwhile: Callable[[Shares], object],
         later: bool,
+        worth: float,
     ) -> Unbounded:
         """
          Complete the result of `own`, the plan found.
 
          1. Ask the workers for a bound, unless the search found one, and for baselines.
          2. Simulate the plan found, and those with a part of its weight moves overlapped.
-         3. Take the fastest of them and of the baselines, or a faster one with operators on parts of the machine: made
-           from that one or, in graphs of few operators, with branches there, from one of the baselines `STARTS`.
+         3. Take the fastest of them and of the baselines or, where that takes at most `worth` seconds, a faster one
+           with operators on parts of the machine: made from that one or, in graphs of few operators, with branches
+           there, from one of the baselines `STARTS`.
         4. The bound is of sums of seconds, so the plan of the least sum is given with it as `proved`. Where bounding
             finds a plan of a lesser sum, choose again with that one.
         """
@@ -504,12 +524,13 @@ class Chooser:
         candidates = that_fit(by_hand())
         proved = own if found.bound is not None else self._least_sum(own, candidates)
         first = self.emitted.fastest([proved, *plans], candidates)
+        is_small = is_small and self.emitted.seconds(first) <= worth
         starts = [c.graph for c in candidates if is_small and c.name in STARTS and c.graph != first[0]]
         with ForkedWorker(
             partial(self._branches_of, found), beside=is_large_machine(self.machine) and bool(starts)
         ) as worker:
             branches = worker.ask(starts)
-            best = self.emitted.fastest([self._on_parts(first, found)], branches())
+            best = self.emitted.fastest([self._on_parts(first, found, worth)], branches())
 
         def of(best: PricedPlan, proved: PricedPlan, bound: float | None) -> SearchResult:
             explained = replace(found, graph=best[0]) if found.bound is not None or best is own else None
@@ -522,7 +543,7 @@ class Chooser:
                 return of(best, proved, bound)
             better = graph, priced
             again = self.emitted.fastest([better, *plans], candidates)
-            return of(best if again is first else self._on_parts(again, found), better, bound)
+            return of(best if again is first else self._on_parts(again, found, worth), better, bound)
 
         chosen = of(best, proved, found.bound)
         return Unbounded.as_is(chosen) if found.bound is not None else Unbounded(chosen, bounded)
@@ -532,12 +553,12 @@ class Chooser:
         least = min((c for c in candidates if not c.beyond_bounds), key=lambda c: c.seconds, default=None)
         return own if least is None or own[1].time <= least.seconds else self.emitted.plan(least)
 
-    def _on_parts(self, plan: PricedPlan, found: JointPlan) -> PricedPlan:
+    def _on_parts(self, plan: PricedPlan, found: JointPlan, worth: float) -> PricedPlan:
         """
-        Return a plan of the rewritten graph, or a faster one with siblings or branches on parts of the machine. It is
-        kept, as several choices begin with the same baseline.
+        Return a plan of the rewritten graph or, if it takes at most `worth` seconds, a faster one with siblings or
+        branches on parts of the machine. It is kept, as several choices begin with the same baseline.
         """
-        if not_kept(plan[0]):
+        if not_kept(plan[0]) or self.emitted.seconds(plan) > worth:
             return plan
         key = found.rewritten, plan[0]
         if plan[0] is found.graph or key not in self._placed:
@@ -581,11 +602,13 @@ class Chooser:
         rivals = [rival]
         if not rival.solver.spaces.axis_by_axis:
             # How axes are best cut into groups for the graph as it was says little about this one.
-            alone = joint(rival.rewritten, self.machine, (), self.emitted.optimizer, like=self.serial)
+            optimizer = self.emitted.optimizer
+            alone = joint(rival.rewritten, self.machine, (), optimizer, like=self.serial, least=self.least)
             rivals += [replace(alone, derivation=rival.derivation)] if alone.graph != rival.graph else []
         explored = now.result.explored
         for other in rivals:
-            chosen = self._compared(self._choose(other), other)
+            worth = limits().rival_worth * self.emitted.seconds((now.result.graph, now.result.cost))
+            chosen = self._compared(self._choose(other, worth=worth), other)
             plans = [(each.result.graph, each.result.cost) for each in (now, chosen)]
             if self.emitted.fastest(plans)[0] is not now.result.graph:
                 now = _changed(chosen, explored=explored)

@@ -26,9 +26,17 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.worker import ForkedWorker
 
+LeastSeconds = Callable[[Graph, float], float]
+"""Returns a lower bound in seconds on all plans of a serial graph, given the seconds of one of them."""
+
 
 def solve(
-    graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None, first: Solver | None = None
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    like: Graph | None = None,
+    first: Solver | None = None,
+    least: LeastSeconds | None = None,
 ) -> tuple[Solver, ExactPlan]:
     """
     Return (solver, plan): the fastest plan found of a serial graph in which neighbouring mesh axes, in groups, have one
@@ -37,7 +45,8 @@ def solve(
     With few axes each is a group of its own, which is exact. The number of groups depends on the size of the graph
     `like` (by default `graph`), so that a rewritten graph is searched as its source is. Of a large graph with layers
     that repeat, the grouping is that of the graph with few of them. `first` is what `first_solver` has returned for
-    the same arguments, if it was called: its tables are used.
+    the same arguments, if it was called: its tables are used. `least`, if given, is called once there are others to
+    try: none is tried after a plan within `limits().group_gap` of that bound.
     """
     axes = len(machine.mesh.sizes)
     start = first_cuts(machine, groups_for(like or graph, axes))
@@ -49,8 +58,9 @@ def solve(
     if len(start) + 1 >= axes:
         return best
     seen, rows, at = {start}, best[1].rows_before, start
+    enough = 0.0 if least is None else least(graph, best[1].seconds) * (1 + limits().group_gap)
     with _Groupings(graph, machine, optimizer, rows >= limits().rows_of_process) as groupings:
-        while True:
+        while best[1].seconds > enough:
             others = [cuts for cuts in _moved(at, axes) if cuts not in seen]
             for number, cuts in enumerate(others):
                 if rows > limits().group_rows_tried:
@@ -64,7 +74,8 @@ def solve(
                     best, at = groupings.solved(cuts, best[1].seconds), cuts
                     break
             else:
-                return best
+                break
+    return best
 
 
 def first_solver(graph: Graph, machine: Machine, optimizer: Optimizer) -> Solver:

@@ -21,7 +21,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.match import OpIndex
 from unity_ir.rules.rule import Rule
-from unity_ir.search.exact.axis_groups import shortened_if_large, solve
+from unity_ir.search.exact.axis_groups import LeastSeconds, shortened_if_large, solve
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import with_shared_moves, without_free_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
@@ -105,6 +105,7 @@ def joint(
     explored: RewriteCache | None = None,
     like: Graph | None = None,
     expecting: Callable[[PricedGraph, Solver], object] | None = None,
+    least: LeastSeconds | None = None,
 ) -> JointPlan:
     """
     Return the fastest parallel graph found for a serial one (best-first search; Unity, section 5.1).
@@ -125,11 +126,15 @@ def joint(
     mesh axes, where neighbouring axes form groups with one role each: their number depends on the size of `like`, by
     default `graph`. Callers give the graph without rewrites, so that both are searched with equally many groups.
     `expecting` is called after step 1 with the graph priced, and before step 5 with the incumbent, which is most often
-    the graph returned; both times with the solver, too.
+    the graph returned; both times with the solver, too. `least` is what `solve` takes: it may end the search for groups
+    early.
 
     Ctrl-C ends the search with the incumbent. Raises `KeyboardInterrupt` before there is one.
     """
-    solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
+    if solver is None:
+        solver, plan = solve(graph, machine, optimizer, like, least=least)
+    else:
+        plan = solver.solve(graph)
     search = BestFirst(PricedGraph(plan.seconds, graph, plan, ()), solver, rules, progress, explored or RewriteCache())
     if expecting is not None:
         expecting(search.best, solver)

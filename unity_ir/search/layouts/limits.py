@@ -27,13 +27,10 @@ class SearchLimits:
     the number of roles to the power of the axes.
     """
     dense_paths: int = 256
-    """
-    Layouts up to which all-pairs distances are found by Floyd-Warshall (n^3, one numpy call per layout) rather than
-    by relaxing moves.
-    """
+    """Layouts up to which the distances between all are computed at once, even where those from a few are asked for."""
     cached_distances: int = 2**17
     """Numbers per block when a distance table is filled, so that a block stays in the processor's cache."""
-    relaxed_distances: int = 2**19
+    relaxed_distances: int = 2**18
     """Distances computed together by relaxing moves: all moves are relaxed several times, so a block stays cached."""
     scattered: int = 20
     """Relax sparsely once fewer than 1/20 of the distances improved."""
@@ -45,6 +42,8 @@ class SearchLimits:
     """
     group_rows_tried: int = 600_000
     """Configurations and layouts, summed over all cuts tried, after which no other cut is tried."""
+    group_gap: float = 1e-4
+    """Relative gap to a lower bound on all plans at which no other cut is tried."""
     cached_sums: int = 2**16
     """Numbers per block when tables are summed, so that a block stays in the processor's cache."""
     rows_of_process: int = 50_000
@@ -193,6 +192,8 @@ class SearchLimits:
     """
     proved: float = 1e-7
     """Relative gap at which a plan counts as proved to be the fastest."""
+    quick_operators: int = 120
+    """Operators of a graph up to which a quick bound takes less than to try another grouping of mesh axes."""
     near: float = 3e-3
     """Relative gap below which only cheap passes (`cheap_sums`) are still made."""
     cheap_sums: int = 100_000_000
@@ -265,6 +266,11 @@ class SearchLimits:
     """Plans with recompute of two graphs are compared as emitted if one sums at most this times what the other does."""
     rival_operators: int = 120
     """Operators up to which the graph that is fastest on one device gets the full final choice, too."""
+    rival_worth: float = 1.25
+    """
+    Ratio of its plan's seconds to the best known above which no operators of that graph are put on parts of the
+    machine: its branches are joined more often, so that parts save less.
+    """
     # search/run
     ended_passes: int = 3
     """TRW-S passes there and back for a bound where the budget has ended."""

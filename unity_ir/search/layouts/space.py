@@ -399,20 +399,8 @@ class LayoutSpace:
 
     @cached_property
     def _cheapest(self) -> Floats:
-        """
-        Seconds [from, to] of the cheapest moves between representatives (Floyd-Warshall, or Bellman-Ford if many).
-        """
-        n = len(self._without_repeat)
-        if n > limits().dense_paths:
-            return self._filled(np.arange(n))
-        seconds = np.full((n, n), np.inf)
-        np.fill_diagonal(seconds, 0.0)
-        seconds[self._moves.sources, self._moves.targets] = self._move_seconds
-        through = np.empty_like(seconds)
-        for between in range(n):
-            np.add(seconds[:, between, None], seconds[between], out=through)
-            np.minimum(seconds, through, out=seconds)
-        return seconds
+        """Seconds [from, to] of the cheapest moves between representatives."""
+        return self._filled(np.arange(len(self._without_repeat)))
 
     def from_layouts(self, sources: Ints, single: bool = False, home: bool = False) -> Floats:
         """
@@ -425,9 +413,7 @@ class LayoutSpace:
         moves = self._moves.reversed if home else self._moves
         precision: Any = np.float32 if single else np.float64
         seconds: Floats = self._move_seconds.astype(precision)
-        return PricedMoves(len(self._without_repeat), moves.sources, moves.targets, seconds, moves.lie).cheapest(
-            sources
-        )
+        return PricedMoves(len(self._without_repeat), moves.sources, moves.targets, seconds).cheapest(sources)
 
     @property
     def _moves(self) -> Moves:

@@ -87,25 +87,37 @@ class PricedMoves:
     sources: Ints
     targets: Ints
     seconds: Floats
-    lie: tuple[slice, ...]
-    """Slices into sets of moves; no two moves of a set share a target."""
 
     def cheapest(self, starts: Ints) -> Floats:
         """
         Return the seconds [start, state] of the cheapest sequence of moves from each state in `starts` (indices, at
         least one) to every state.
 
-        Bellman-Ford: begin with single moves; relax all, one set of moves after the other (the slices `lie`: no two
-        moves of a set have the same target), until few sums improve; then relax only moves from the states that
-        improved. Sets whose moves take longest come first, which takes the fewest rounds; the minima are the same in
-        any order. In float32 each sum along a path may be too large by a factor of 1 + 2**-24.
+        Bellman-Ford: begin with single moves; relax all, until few sums improve; then relax only moves from the states
+        that improved. The minima are the same in any order. In float32 each sum along a path may be too large by a
+        factor of 1 + 2**-24.
         """
-        lie = sorted((at for at in self.lie if at.stop > at.start), key=lambda at: -self.seconds[at].mean())
-        sets = [(self.sources[at], self.targets[at], self.seconds[at][:, None]) for at in lie]
+        order = np.lexsort((-self.seconds, self.targets))
+        first = np.searchsorted(self.targets[order], np.arange(self.count + 1))
+        into = np.diff(first)
+        # States that most moves lead to come first: those that have an nth move are then a slice, which is not copied.
+        states = np.argsort(-into, kind="stable")
+        place = np.empty(self.count, dtype=np.int64)
+        place[states] = np.arange(self.count)
+        moves = [order[first[states[: np.count_nonzero(into > nth)]] + nth] for nth in range(int(into.max(initial=0)))]
+        relaxed = [(place[self.sources[some]], self.seconds[some][:, None]) for some in moves]
+        placed = PricedMoves(self.count, place[self.sources], place[self.targets], self.seconds)
+        seconds = np.empty((len(starts), self.count), dtype=self.seconds.dtype)
         blocks = -(-self.count * len(starts) // limits().relaxed_distances)
-        return np.concatenate([self._cheapest(some, sets) for some in np.array_split(starts, blocks)])
+        for some in np.array_split(np.arange(len(starts)), blocks):
+            seconds[some] = placed._cheapest(place[starts[some]], relaxed)[place].T
+        return seconds
 
-    def _cheapest(self, starts: Ints, sets: Sequence[tuple[Ints, Ints, Floats]]) -> Floats:
+    def _cheapest(self, starts: Ints, relaxed: Sequence[tuple[Ints, Floats]]) -> Floats:
+        """
+        Return the seconds [state, start]. `relaxed` has (sources, seconds) of the nth move to each of the first states,
+        for every n.
+        """
         # [target, start]: rows, which are copied, lie together.
         to_all: Floats = np.full((self.count, len(starts)), np.inf, dtype=self.seconds.dtype)
         column = np.full(self.count, -1)
@@ -114,17 +126,20 @@ class PricedMoves:
         some = first >= 0
         to_all[self.targets[some], first[some]] = self.seconds[some]
         to_all[starts, np.arange(len(starts))] = 0.0
-        while sets:
-            before = to_all.copy()
-            for source, target, of_move in sets:
-                found = to_all[source]
-                found += of_move
-                to_all[target] = np.minimum(found, to_all[target], out=found)
+        before, found = np.empty((2, *to_all.shape), dtype=to_all.dtype)
+        while relaxed:
+            np.copyto(before, to_all)
+            for sources, seconds in relaxed:
+                targets, sums = to_all[: len(sources)], found[: len(sources)]
+                # Without a mode, `take` fills a copy first.
+                np.take(to_all, sources, axis=0, out=sums, mode="clip")
+                sums += seconds
+                np.minimum(targets, sums, out=targets)
             better = np.flatnonzero((to_all < before).reshape(-1))
             if len(better) * limits().scattered < to_all.size:
                 self._relax_from(to_all.reshape(-1), better, len(starts))
                 break
-        return np.ascontiguousarray(to_all.T)
+        return to_all
 
     def _relax_from(self, to_all: Floats, better: Ints, columns: int) -> None:
         """Relax moves only from the entries of [target, start], flat, that improved last, until none does."""

@@ -130,7 +130,7 @@ class Joint:
             search = partial(
                 joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()
             )
-            fastest = search(expecting=chooser.expect)
+            fastest = search(expecting=chooser.expect, least=chooser.least)
             chooser.begin(fastest)
             try:
                 found = joint_within(fastest, graph, lambda solver: search(solver=solver))
