@@ -173,10 +173,13 @@ def _emitted_step(graph: Graph, machine: MachineKey, optimizer: Optimizer | None
     plan = plan_graph(graph, on, optimizer)
     seconds, timeline = step_seconds(plan, on)
     most, bucket, least = peak(timeline), graph.bucket, seconds
+    before = plan.schedule
     for size in [] if graph.bucket else sizes(on):
         other = with_bucket(plan, size)
-        if other.schedule == plan.schedule:
-            break
+        if other.schedule == before:
+            # Each member fills it alone; a larger one may hold several.
+            continue
+        before = other.schedule
         found, timeline = step_seconds(other, on)
         if found >= least * FASTER or peak(timeline) > max(most, on.device.usable):
             break

@@ -57,6 +57,13 @@ def test_a_plan_has_the_fastest_size_of_those_tried(strategy: str):
     assert erase(found).bucket == 0
 
 
+def test_sizes_that_each_gradient_fills_alone_do_not_end_the_search_for_one():
+    """Gradients of 16 MiB have calls of their own below 64 MiB, which then holds four."""
+    on = load("dgx-h100:4")
+    found = run(build("mlp", batch=32, hidden=2048, classes=2048, layers=8), on, "data-parallel", Optimizer("sgd"))
+    assert found.graph.bucket >= 2**26
+
+
 def test_a_size_that_is_given_stays():
     on = load("dgx-h100:4")
     given = replace(plan("dgx-h100:4", "data-parallel"), bucket=2**21)
