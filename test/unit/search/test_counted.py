@@ -17,10 +17,10 @@ from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 from unity_ir.budget import Budget, within
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
-from unity_ir.machine import Machine
+from unity_ir.machine import Machine, load
 from unity_ir.models import build, from_text
 from unity_ir.models.mlp import build as mlp
-from unity_ir.pcg.graph import erase
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.random_plan import sample
@@ -28,6 +28,7 @@ from unity_ir.search.bounds import axis_counts
 from unity_ir.search.bounds.assign_axes import assign_axes
 from unity_ir.search.bounds.ordered_axes import with_axis_order
 from unity_ir.search.bounds.refine import refine_rows
+from unity_ir.search.exact import axis_groups
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
 from unity_ir.search.exact.factor_graph import between, port
@@ -209,6 +210,54 @@ def test_what_it_costs_from_one_layout_or_a_few_is_as_between_all(shape: tuple[i
     for layout in some.tolist():
         assert np.array_equal(whole.reshard_one(layout, training, there=True), expected[layout])
         assert np.array_equal(whole.reshard_one(layout, training, there=False), expected[:, layout])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=examples(6))
+def test_a_plan_of_messages_is_one_of_the_graph_and_no_faster_than_the_best(machine: Machine, seed: int):
+    graph = random_graph(Random(seed), Random(seed).randint(1, 5), dims=DIMS)
+    least = Solver(Spaces(machine), SGD).solve(graph).seconds
+    with limited(count_pairs=-1):
+        bound, plan = axis_counts.bound(graph, machine, SGD, 2 * least)
+    assert plan is not None
+    assert erase(plan).outputs == graph.outputs
+    # A free move counts as little, but so do these kernels.
+    assert bound <= 1.01 * least
+    assert least <= 1.01 * cost(plan, machine, SGD).time
+
+
+def test_a_plan_of_messages_is_faster_than_one_of_grouped_axes():
+    """And a quick bound, of the coarsest problem alone, is no bound of messages where there are many operators."""
+    graph, machine = build("candle_uno"), load("summit:32")
+    _, grouped = solve(graph, machine, SGD)
+    bound, plan = axis_counts.bound(graph, machine, SGD, grouped.seconds)
+    assert plan is not None
+    assert bound <= cost(plan, machine, SGD).time < 0.98 * grouped.seconds
+    made = axis_counts.Bounds(machine, SGD)
+    assert 0 < axis_counts.quick_bound(made, graph, grouped.seconds) <= bound * (1 + 1e-6)
+    with limited(quick_operators=10):
+        assert axis_counts.quick_bound(made, graph, grouped.seconds) == 0
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_no_other_grouping_is_tried_near_a_bound(near: bool, monkeypatch: pytest.MonkeyPatch):
+    sizes = {"batch": 2, "layers": 1, "hidden": 64, "heads": 4, "sequence": 16, "vocabulary": 64}
+    bounded, solved, solves = list[float](), list[tuple[int, ...]](), axis_groups._solved
+
+    def counted(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[int, ...], most: float = np.inf):
+        solved.append(cuts)
+        return solves(graph, machine, optimizer, cuts, most)
+
+    def least(of: Graph, seconds: float) -> float:
+        bounded.append(seconds)
+        return seconds if near else 0.0
+
+    monkeypatch.setattr(axis_groups, "_solved", counted)
+    solve(build("bert_large", **sizes), load("summit:8"), SGD, least=least)
+    assert len(bounded) == 1
+    assert (len(solved) == 1) == near
 
 
 @pytest.mark.slow

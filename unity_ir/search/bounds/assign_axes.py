@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, permutations, product
+from math import prod
 
 import numpy as np
 
+from unity_ir.pcg.coarse import runs_of
 from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.node import Node, Value
+from unity_ir.pcg.reshard import Move, move_kind
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
@@ -25,10 +28,13 @@ from unity_ir.pcg.sharding import (
     Assignment,
     GridRole,
     Layout,
+    Mesh,
     as_layout,
     dual,
+    is_shard,
     operand_layout,
     result_layout,
+    shard_count,
 )
 from unity_ir.plan.moves import plan_moves
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
@@ -86,11 +92,44 @@ class _MoveCosts:
     def _one_way(self, value: Value, source: Layout, target: Layout, gradient: bool) -> float:
         machine = self.solver.spaces.machine
         dtype = value.type.grad_dtype if gradient else value.type.dtype
-        return sum(machine.move_time(m, dtype) for m in plan_moves(value, source, target, machine, gradient))
+        if len(runs_of(source, target, machine.axis_levels)) <= limits().axis_runs:
+            return sum(machine.move_time(m, dtype) for m in plan_moves(value, source, target, machine, gradient))
+        moves = _likely_moves(source, target, prod(value.type.micro_shape), machine.mesh)
+        return limits().axis_penalty * sum(machine.move_time(m, dtype) for m in moves)
 
     def between(self, value: Value, made: Iterable[Layout], needs: Sequence[Layout], training: bool) -> Floats:
         """Return seconds [made, needed] between layouts."""
         return np.array([[self.of(value, a, b, training) for b in needs] for a in made])
+
+
+def _likely_moves(source: Layout, target: Layout, elements: int, mesh: Mesh) -> Iterator[Move]:
+    """
+    Yield about the moves that the planner would find between two layouts of a value of `elements` elements, without
+    looking for them: all axes that change alike move together, in the order in which pieces are small for longest. Axes
+    that shard a dim inside others that change are gathered and divided again.
+    """
+    before, after = ([COPY if role == REPEAT else role for role in layout] for layout in (source, target))
+    outermost: dict[int, int] = {}
+    for axis, change in enumerate(zip(before, after, strict=True)):
+        if change[0] != change[1]:
+            for role in change:
+                outermost.setdefault(role, axis)
+    changes: dict[tuple[int, int], list[int]] = {}
+    for axis, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old != new:
+            changes.setdefault((old, new), []).append(axis)
+        elif is_shard(old) and outermost.get(old, axis) < axis:
+            changes.setdefault((old, COPY), []).append(axis)
+    piece = elements // shard_count(source, mesh.sizes)
+    for (old, new), axes in sorted(changes.items(), key=lambda each: _growth(*each[0])):
+        move = Move(move_kind(old, new), tuple(axes), old, new, prod(mesh.sizes[axis] for axis in axes), piece)
+        piece = move.elements_after
+        yield move
+
+
+def _growth(old: int, new: int) -> tuple[int, bool]:
+    """Return whether pieces shrink (-1) or grow (1) as axes change their role, and whether they are whole after it."""
+    return is_shard(old) - is_shard(new), new == COPY
 
 
 def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:

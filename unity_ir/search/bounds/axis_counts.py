@@ -29,6 +29,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.bounds.assign_axes import assign_axes
 from unity_ir.search.bounds.ordered_axes import with_axis_order
+from unity_ir.search.bounds.plan_of_messages import plan_of_messages
 from unity_ir.search.bounds.refine import refine_messages, refine_rows, two_way_cost
 from unity_ir.search.exact.elimination import Memo
 from unity_ir.search.exact.factor_graph import FactorGraph
@@ -235,7 +236,12 @@ def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[floa
         case "alone":
             return _alone(graph, bounds.machine, bounds.optimizer), None
         case "messages":
-            return _messages(graph, bounds, known, steps), None
+            least, finest = _messages(graph, bounds, known, steps)
+            if finest is None or known <= least * (1 + limits().near):
+                return least, None
+            with suppress(OutOfBudget):
+                return least, plan_of_messages(graph, *finest)
+            return least, None
         case "tables":
             solver = bounds.solver(0, stepwise=False)
             # How much there is to eliminate decides how it goes on: that must not depend on other graphs.
@@ -263,7 +269,7 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
         return 0.0
     priced = known.seconds + known.price * known.bytes
     price = Price(1.0, known.price, again=known.again)
-    least = _messages(known.graph, bounds, priced, limits().pass_sums, price)
+    least, _ = _messages(known.graph, bounds, priced, limits().pass_sums, price)
     return without_free_moves(least, known.graph, bounds.machine) - known.price * limit
 
 
@@ -289,7 +295,7 @@ def bound_at(graph: Graph, bounds: Bounds, price: Price, known: float) -> float:
         case "alone":
             least = 0.0
         case "messages":
-            least = _messages(graph, bounds, known, limits().pass_sums, price)
+            least, _ = _messages(graph, bounds, known, limits().pass_sums, price)
         case "tables":
             least = bounded_sum(bounds.solver(0, stepwise=False).with_price(price), graph)
     return without_free_moves(least, graph, bounds.machine)
@@ -304,17 +310,19 @@ def quick_bound(bounds: Bounds, graph: Graph, known: float) -> float:
     """
     if sum(node.is_compute for node in graph.nodes()) > limits().quick_operators:
         return 0.0
-    is_alone = _kind(graph, bounds.machine) == "alone"
-    least = 0.0 if is_alone else _messages(graph, bounds, known, limits().pass_sums, is_refined=False)
+    if _kind(graph, bounds.machine) == "alone":
+        return 0.0
+    least, _ = _messages(graph, bounds, known, limits().pass_sums, is_refined=False)
     return without_free_moves(least, graph, bounds.machine)
 
 
 def _messages(
     graph: Graph, bounds: Bounds, known: float, steps: int, price: Price = TIME, is_refined: bool = True
-) -> float:
+) -> tuple[float, tuple[SharedFactorGraphBuilder, Messages] | None]:
     """
     Return the bound after messages on coarse, then finer problems, until it is near `known`; after those on the
-    coarsest, unless it `is_refined`.
+    coarsest, unless it `is_refined`. With it come the last messages, and what built their problem, if no dims are
+    merged there.
 
     A finer problem has only the rows whose coarse rows may still be part of something better. Of each finer kind the
     first is taken that is small enough. A graph with many equal layers starts from messages that have settled on one
@@ -322,6 +330,7 @@ def _messages(
     """
     best, short = 0.0, shorter(graph)
     coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
+    finest: tuple[SharedFactorGraphBuilder, Messages] | None = None
     of_short: Messages | None = None
     kinds = limits().merges
     builder_of = cache(partial(_builder, graph, bounds, price))
@@ -341,16 +350,18 @@ def _messages(
         merge, problem = found
         builder = builder_of(merge)
         if not all(map(len, problem.rows)):
-            return known
+            return known, None
         if short is not None:
             of_short, messages = _from_shorter(short, bounds, merge, of_short, builder, problem)
         else:
             messages = Messages(problem) if coarse is None else refine_messages(coarse[1], problem)
         best = max(best, _passed(messages, known, number < len(kinds)))
+        if merge == 0:
+            finest = builder, messages
         if known <= best * (1 + limits().near) or not is_refined:
             break
         coarse = builder, messages
-    return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0)
+    return best or (_alone(graph, bounds.machine, bounds.optimizer) if price == TIME else 0.0), finest
 
 
 def _prepare(graph: Graph, bounds: Bounds, price: Price) -> None:

@@ -543,7 +543,9 @@ class Chooser:
                 return of(best, proved, bound)
             better = graph, priced
             again = self.emitted.fastest([better, *plans], candidates)
-            return of(best if again is first else self._on_parts(again, found, worth), better, bound)
+            if again is first:
+                return of(best, better, bound)
+            return of(self.emitted.fastest([best, self._on_parts(again, found, worth)]), better, bound)
 
         chosen = of(best, proved, found.bound)
         return Unbounded.as_is(chosen) if found.bound is not None else Unbounded(chosen, bounded)
@@ -631,8 +633,11 @@ class Chooser:
 
         def bounded() -> SearchResult:
             found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
-            graph, priced, bound = faster_with_bound(proved, found, self.emitted.optimizer)
-            return replace(result, bound=bound, proved=None if graph is best[0] else priced)
+            of_bound = faster_with_bound(proved, found, self.emitted.optimizer)
+            least, bound = of_bound[:2], of_bound[2]
+            now = self.emitted.fastest([best, least]) if least[0] is not proved[0] else best
+            is_same = now[0] is least[0]
+            return replace(result, graph=now[0], cost=now[1], bound=bound, proved=None if is_same else least[1])
 
         return Unbounded(result, bounded)
 

@@ -214,6 +214,14 @@ class TwoWayCost:
         """
         if self._known is not None or len(self.made.layouts) * len(self.needs.layouts) > limits().dense_pairs:
             return self._known
+        return self._tabulated()
+
+    @property
+    def seconds(self) -> Floats:
+        """The seconds [layout made, layout needed] as one table, however large."""
+        return self._tabulated() if self._dense is None else self._dense
+
+    def _tabulated(self) -> Floats:
         seconds = np.zeros((len(self.made.layouts), len(self.needs.layouts)))
         if self._nowhere < len(self.needs.layouts):
             made, needs = self._ends

@@ -204,12 +204,21 @@ class SearchLimits:
     """Stop when a pass raises the bound by a smaller part than this and leaves half the rows."""
     far: int = 20
     """Stop when a pass closes less than 1/20 of the remaining gap and a finer problem is next."""
+    counted_rows: int = 32
+    """Rows of each variable, those of least slack, among which a plan is looked for once messages have bounded all."""
     axis_orders: int = 6
     """Orders of axes tried for each operator and value."""
-    axis_entries: int = 5_000_000
+    axis_entries: int = 20_000_000
     """Entries of tables that choosing an order may look at."""
-    axis_prices: int = 2_000
-    """Pairs of layouts that the planner prices before giving up."""
+    axis_prices: int = 20_000
+    """Pairs of layouts that are priced before giving up."""
+    axis_runs: int = 4
+    """
+    Runs of mesh axes (`pcg.coarse.runs_of`) in a change of layout up to which the planner prices it: of more, it takes
+    tens of milliseconds to seconds.
+    """
+    axis_penalty: float = 3.0
+    """Factor of the estimated seconds of other changes, as plans with fewer runs are sooner planned."""
     order_layouts: int = 20_000
     """Layouts of a value, a role but REPEAT for every axis, up to which orders are searched."""
     order_rows: int = 20_000
