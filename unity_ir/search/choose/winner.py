@@ -507,12 +507,13 @@ class Chooser:
            with operators on parts of the machine: made from that one or, in graphs of few operators, with branches
            there, from one of the baselines `STARTS`.
         4. The bound is of sums of seconds, so the plan of the least sum is given with it as `proved`. Where bounding
-            finds a plan of a lesser sum, choose again with that one.
+            finds a plan of a lesser sum, choose again with that one; in graphs of few operators, before 3.
         """
-        bounding = None if later or found.bound is not None else self._ask_bound(found, own[1])
+        is_small = len(own[1].operators) <= limits().sibling_operators
+        is_known = found.bound is not None or (later and not is_small)
+        bounding = None if is_known else self._ask_bound(found, own[1])
         by_hand = self.ask_baselines(found.rewritten)
         optimizer = self.emitted.optimizer
-        is_small = len(own[1].operators) <= limits().sibling_operators
         if is_small:
             meanwhile(limits().hidden_shares)
         moves = plans_with_hidden_moves(found, self.machine, optimizer, limits().hidden_shares, self.beside.simulate)
@@ -525,6 +526,13 @@ class Chooser:
         proved = own if found.bound is not None else self._least_sum(own, candidates)
         first = self.emitted.fastest([proved, *plans], candidates)
         is_small = is_small and self.emitted.seconds(first) <= worth
+        least = found.bound
+        if is_small and bounding is not None:
+            # Soon computed; operators are then put on parts of the machine once, not again for a plan that it finds.
+            graph, priced, least = faster_with_bound(proved, bounding(), optimizer)
+            if graph is not proved[0]:
+                proved = graph, priced
+                first = self.emitted.fastest([proved, *plans], candidates)
         starts = [c.graph for c in candidates if is_small and c.name in STARTS and c.graph != first[0]]
         with ForkedWorker(
             partial(self._branches_of, found), beside=is_large_machine(self.machine) and bool(starts)
@@ -547,8 +555,8 @@ class Chooser:
                 return of(best, better, bound)
             return of(self.emitted.fastest([best, self._on_parts(again, found, worth)]), better, bound)
 
-        chosen = of(best, proved, found.bound)
-        return Unbounded.as_is(chosen) if found.bound is not None else Unbounded(chosen, bounded)
+        chosen = of(best, proved, least)
+        return Unbounded.as_is(chosen) if least is not None else Unbounded(chosen, bounded)
 
     def _least_sum(self, own: PricedPlan, candidates: Sequence[Candidate]) -> PricedPlan:
         """Return the plan found or, if all its moves waited for take less, the baseline of the least seconds."""

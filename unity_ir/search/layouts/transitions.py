@@ -126,7 +126,7 @@ class PricedMoves:
         some = first >= 0
         to_all[self.targets[some], first[some]] = self.seconds[some]
         to_all[starts, np.arange(len(starts))] = 0.0
-        before, found = np.empty((2, *to_all.shape), dtype=to_all.dtype)
+        before, found = np.empty_like(to_all), np.empty_like(to_all)
         while relaxed:
             np.copyto(before, to_all)
             for sources, seconds in relaxed:
