@@ -51,6 +51,16 @@ class Parser(ArgumentParser):
         raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
+def check_folder(tool: str, flag: str, file: str | Path) -> None:
+    """
+    Raise `UnityError`, before any work is done, if a file that `flag` has `tool` write is in a folder that is not
+    there.
+    """
+    folder = Path(file).absolute().parent
+    if not folder.is_dir():
+        raise UnityError(f"{tool}: {flag} is {file}, and there is no folder {folder}; make it, or name another")
+
+
 def exit_code(
     parser: Parser, work: Callable[[Namespace], int], argv: Sequence[str] | None, interrupted: str = ""
 ) -> int:

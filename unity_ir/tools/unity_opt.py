@@ -39,7 +39,7 @@ from unity_ir.api.options import check_arguments, search_options, seconds, with_
 from unity_ir.api.read_text import as_xdsl, check_structure, read_module
 from unity_ir.api.text_errors import did_you_mean, name_operation, parse_error
 from unity_ir.errors import UnityError
-from unity_ir.tools.command_line import Once, outcome
+from unity_ir.tools.command_line import Once, check_folder, outcome
 from unity_ir.tools.opt_arguments import add_arguments, check_repeated, expanded, usage_error
 from unity_ir.tools.opt_help import add_help
 from unity_ir.version import __version__
@@ -307,8 +307,8 @@ class UnityOpt(xDSLOptMain):
 
     def check_files(self) -> None:
         """
-        Raise `UnityError` if an option's file name is empty, or if two of the command line's files are the same; only
-        `-o` may name the input's file.
+        Raise `UnityError` if an option's file name is empty or its folder is not there, or if two of the command line's
+        files are the same; only `-o` may name the input's file.
         """
         written = {
             "--trace": self.args.trace,
@@ -327,6 +327,7 @@ class UnityOpt(xDSLOptMain):
                 raise UnityError(f"unity-opt: {flag} is empty; name a file")
             if file is None or file == os.devnull:
                 continue
+            check_folder("unity-opt", flag, file)
             path = os.path.realpath(file)
             # `-o` may name the input: it is read whole before.
             if path in seen and not (flag == "-o" and seen[path] == "the input"):

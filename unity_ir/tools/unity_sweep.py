@@ -29,7 +29,7 @@ from unity_ir.sweep.point import FAMILY, Answer
 from unity_ir.sweep.report import csv_text, json_text, table_of
 from unity_ir.sweep.run import How, check_how, sweep
 from unity_ir.sweep.store import Store
-from unity_ir.tools.command_line import Parser, exit_code
+from unity_ir.tools.command_line import Parser, check_folder, exit_code
 from unity_ir.version import __version__
 
 
@@ -91,7 +91,11 @@ def run(options: Namespace) -> int:
     knobs: list[Knob] = [read_knob(text) for text in options.over]
     grid = Grid(tuple(options.models), tuple(options.machine), tuple(knobs), how.mixed)
     points = grid.points()
-    files = [f for f in (options.csv, options.json, options.plot) if f is not None]
+    written = {"--csv": options.csv, "--json": options.json, "--plot": options.plot}
+    files = [f for f in written.values() if f is not None]
+    for flag, file in written.items():
+        if file is not None:
+            check_folder("unity-sweep", flag, file)
     if len({os.path.realpath(f) for f in files}) < len(files):
         raise UnityError("unity-sweep: two outputs are one file; name two files")
     if options.plot is not None:

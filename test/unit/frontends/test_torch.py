@@ -373,3 +373,51 @@ def test_wrong_arguments_are_refused(module: nn.Module, inputs: Any, of: Any, me
     with pytest.raises(UnityError, match=r"^[^\n]+$") as error:
         from_torch(module, inputs, of)
     assert message in str(error.value)
+
+
+@dataclass
+class _Row:
+    """A module of one linear layer, whose loss is a function of its result and of its input."""
+
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+    def module(self) -> nn.Module:
+        of = self.loss
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(6, 3)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return of(self.linear(x), x[:, :3])
+
+        return Model()
+
+
+NOT_FINITE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "nan_to_num": lambda y, x: torch.nan_to_num((y.abs() + 1) / x.relu(), posinf=2.0).square().mean(),
+    "nan_to_num of both": lambda y, x: torch.nan_to_num(y.detach() / x.relu(), 0.5, 2.0, -3.0).mul(y).sum(),
+    "isfinite": lambda y, x: torch.where(torch.isfinite(y / x.relu()), y, 0).square().mean(),
+    "isinf": lambda y, x: torch.where(torch.isinf(y / x.relu()), y, 0).square().mean(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_what_is_not_finite_is_told_apart(name: str):
+    check(_Row(NOT_FINITE[name]).module(), torch.randn(4, 6))
+
+
+def test_rows_that_a_softmax_masks_whole_are_not_nan():
+    masked = _Row(lambda y, x: torch.nan_to_num(y.masked_fill(x < 0, -torch.inf).softmax(-1)).square().mean())
+    with pytest.raises(UnityError, match=r"masked whole are uniform, not nan; choose 0 for them by torch\.where"):
+        from_torch(masked.module(), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_labels_after_the_first_that_is_missing_do_not_count(reduction: str):
+    """PyTorch's own way to take this loss apart counts them."""
+    labels = torch.tensor([[0, -1, 2], [2, 1, -1], [0, 1, 2], [-1, 1, 0]])
+    criterion = nn.MultiLabelMarginLoss(reduction=reduction)
+    check(nn.Linear(6, 3), (torch.randn(4, 6), labels), lambda y, t: criterion(y, t))

@@ -153,6 +153,7 @@ def test_knobs_that_a_machine_lacks_are_refused(machine: str, knob: str, message
         (["--machine=box:2", "--optimizer=nosuch"], "nosuch"),
         (["--machine=box:2", "--mixed-precision=x"], "x"),
         (["--machine=box:2", "--csv=a", "--json=a"], "two outputs are one file"),
+        (["--machine=box:2", "--csv=none/a.csv"], "--csv is none/a.csv, and there is no folder"),
         (["--machine=box:2", "--over=batch=8,16", "--plot=a.gif"], "its name must end in .svg, .png, .pdf"),
         (["--machine=box:2", "--over=batch=8,16", "--plot=a.svg", "--x=hbm"], "--x=hbm, which does not vary"),
         (["--machine=box:2", "--over=batch=8", "--plot=a.svg"], "0 knobs vary"),

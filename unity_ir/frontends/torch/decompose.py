@@ -40,7 +40,7 @@ def decompose(node: fx.Node) -> tuple[fx.GraphModule, Sequence[fx.Node]] | None:
 
     decompositions: Any = torch._decomp
     known = decompositions.decomposition_table
-    table: Any = {op: rule for op, rule in known.items() if _name(op) not in MAPPINGS}
+    table: Any = {op: rule for op, rule in known.items() if _name(op) not in MAPPINGS} | OWN
     try:
         module = make_fx(call, decomposition_table=table, tracing_mode="fake")(*map(_blank, metas))
     except Exception:  # what decompositions raise for arguments they do not take
@@ -48,6 +48,31 @@ def decompose(node: fx.Node) -> tuple[fx.GraphModule, Sequence[fx.Node]] | None:
     if any(n.target is target for n in module.graph.nodes):
         return None
     return module, [leaves[i] for i in at]
+
+
+def _multilabel_margin_loss(scores: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, ...]:
+    """
+    Take `multilabel_margin_loss_forward` apart, for [sample, class] or [class]: PyTorch's own rule (2.13) counts the
+    classes after the first -1, too, as if they were class 0.
+    """
+    rows, wanted = torch.atleast_2d(scores), torch.atleast_2d(target)
+    classes = rows.shape[1]
+    number = torch.arange(classes, device=target.device)
+    end = torch.amin(torch.where(wanted == -1, number, classes), dim=-1, keepdim=True)
+    is_given = number < end
+    own = torch.gather(rows, -1, torch.where(is_given, wanted, 0))
+    is_target = torch.any(number == torch.where(is_given, wanted, -1).unsqueeze(-1), dim=1)
+    # [sample, given class, other class]
+    margins = (1 - own.unsqueeze(-1) + rows.unsqueeze(1)).clamp_min(0)
+    counts = is_given.unsqueeze(-1) & ~is_target.unsqueeze(1)
+    losses = torch.where(counts, margins, 0).sum(dim=(1, 2)) / classes
+    loss = (losses if scores.dim() == 2 else losses[0]) if reduction == 0 else losses.mean()
+    loss = losses.sum() if reduction == 2 else loss
+    return loss, is_target.to(scores.dtype).reshape(target.shape)
+
+
+OWN: Any = {torch.ops.aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss}
+"""Rules in the place of PyTorch's that are wrong."""
 
 
 def _blank(meta: torch.Tensor) -> torch.Tensor:

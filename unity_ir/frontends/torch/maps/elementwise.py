@@ -436,6 +436,35 @@ def isinf(site: CallSite, x: Value) -> Value:
     return compared("gt", op("abs", x), torch.finfo(like(x).dtype).max)
 
 
+@maps("isfinite")
+def isfinite(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's elementwise test for numbers other than infinity and nan."""
+    del site
+    return compared("le", op("abs", x), torch.finfo(like(x).dtype).max)
+
+
+@maps("nan_to_num")
+def nan_to_num(
+    site: CallSite, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
+    """
+    Map PyTorch's replacement of nan (by default by 0) and of infinity (by the largest finite number), which have no
+    gradient. Raises `UnityError` for that of a softmax: rows that are masked whole are nan in PyTorch alone.
+    """
+    del site
+    if x.node.op in ("softmax", "log_softmax"):
+        raise UnityError(
+            "rows of a softmax that are masked whole are uniform, not nan; choose 0 for them by torch.where of the mask"
+        )
+    most = torch.finfo(like(x).dtype).max
+    found = op("select", op("ne", x, x), constant(0.0 if nan is None else nan, x.shape, x.type.dtype), x)
+    above, below = (
+        constant(limit if given is None else given, x.shape, x.type.dtype)
+        for limit, given in ((most, posinf), (-most, neginf))
+    )
+    return op("select", compared("lt", x, -most), below, op("select", compared("gt", x, most), above, found))
+
+
 @maps("remainder")
 def remainder(site: CallSite, x: Operand, y: Operand) -> Value:
     """Map PyTorch's `x - y * floor(x / y)`, which has the sign of the divisor."""
