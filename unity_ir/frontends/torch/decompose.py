@@ -55,8 +55,8 @@ def _multilabel_margin_loss(scores: torch.Tensor, target: torch.Tensor, reductio
     Take `multilabel_margin_loss_forward` apart, for [sample, class] or [class]: PyTorch's own rule (2.13) counts the
     classes after the first -1, too, as if they were class 0.
     """
-    rows, wanted = torch.atleast_2d(scores), torch.atleast_2d(target)
-    classes = rows.shape[1]
+    classes = scores.shape[-1]
+    rows, wanted = scores.reshape(-1, classes), target.reshape(-1, classes)
     number = torch.arange(classes, device=target.device)
     end = torch.amin(torch.where(wanted == -1, number, classes), dim=-1, keepdim=True)
     is_given = number < end
