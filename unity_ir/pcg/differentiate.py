@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import lru_cache, reduce
 
 from unity_ir.errors import UnityError
@@ -19,7 +18,7 @@ from unity_ir.ops.operator import Application, Attributes, Operator
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Update, topological
 from unity_ir.pcg.node import Node, Value, apply, leaf, node_of, parallel, rebuild
-from unity_ir.pcg.optimizer import GROUP_WORDS, Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.recompute import Recomputation
 from unity_ir.pcg.sharding import (
@@ -173,8 +172,8 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     trained weight. Frozen ones have no gradient, and the backward ends at the lowest trained ones.
 
     With a `mesh`, gradients are also brought to the devices on which their values are; without, they only get the dual
-    type. Raises `UnityError` if the graph has a backward already, if the first output is not a scalar, if no trained
-    weight reaches it, or if a group of the optimizer's names no weight.
+    type. Raises `UnityError` if the graph has a backward already, if the first output is not a scalar, or if no trained
+    weight reaches it.
     """
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: already has a backward")
@@ -185,11 +184,6 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         is_frozen = bool(weights) and not any(node.is_trained for node in weights)
         why = "every weight is frozen" if is_frozen else "no weight reaches its loss"
         raise UnityError(f"func.func @{graph.name}: {why}")
-    names = [node.name for node in graph.weights()]
-    for group in optimizer.groups:
-        if group.pattern not in GROUP_WORDS and not any(fnmatchcase(name, group.pattern) for name in names):
-            known = ", ".join(names[:3]) + ", .." * (len(names) > 3)
-            raise UnityError(f"groups: {group.pattern!a} matches no weight of @{graph.name}; it has {known}")
     return training_step(graph, optimizer, mesh)
 
 
