@@ -641,11 +641,11 @@ class Chooser:
 
         def bounded() -> SearchResult:
             found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
-            of_bound = faster_with_bound(proved, found, self.emitted.optimizer)
-            least, bound = of_bound[:2], of_bound[2]
-            now = self.emitted.fastest([best, least]) if least[0] is not proved[0] else best
-            is_same = now[0] is least[0]
-            return replace(result, graph=now[0], cost=now[1], bound=bound, proved=None if is_same else least[1])
+            graph, priced, bound = faster_with_bound(proved, found, self.emitted.optimizer)
+            # Bounding may have found a plan; it may also be faster as emitted.
+            given = best if graph is proved[0] else self.emitted.fastest([best, (graph, priced)])
+            of_bound = None if given[0] is graph else priced
+            return replace(result, graph=given[0], cost=given[1], bound=bound, proved=of_bound)
 
         return Unbounded(result, bounded)
 
