@@ -409,8 +409,12 @@ def test_what_is_not_finite_is_told_apart(name: str):
     check(_Row(NOT_FINITE[name]).module(), torch.randn(4, 6))
 
 
-def test_rows_that_a_softmax_masks_whole_are_not_nan():
-    masked = _Row(lambda y, x: torch.nan_to_num(y.masked_fill(x < 0, -torch.inf).softmax(-1)).square().mean())
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_rows_that_a_softmax_masks_whole_are_not_nan(wide: torch.dtype):
+    """Nor where it is computed in a wider type, as in bf16 models."""
+    masked = _Row(
+        lambda y, x: torch.nan_to_num(y.masked_fill(x < 0, -torch.inf).softmax(-1, dtype=wide).float()).square().mean()
+    )
     with pytest.raises(UnityError, match=r"masked whole are uniform, not nan; choose 0 for them by torch\.where"):
         from_torch(masked.module(), torch.randn(4, 6))
 

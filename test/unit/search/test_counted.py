@@ -235,6 +235,8 @@ def test_a_plan_of_messages_is_faster_than_one_of_grouped_axes():
     bound, plan = axis_counts.bound(graph, machine, SGD, grouped.seconds)
     assert plan is not None
     assert bound <= cost(plan, machine, SGD).time < 0.98 * grouped.seconds
+    with limited(planned_runs=0):
+        assert axis_counts.bound(graph, machine, SGD, grouped.seconds) == (bound, None)
     made = axis_counts.Bounds(machine, SGD)
     assert 0 < axis_counts.quick_bound(made, graph, grouped.seconds) <= bound * (1 + 1e-6)
     with limited(quick_operators=10):

@@ -15,6 +15,8 @@ from math import prod
 
 import numpy as np
 
+from unity_ir.cost.plan import layouts_wanted
+from unity_ir.machine.model import Machine
 from unity_ir.pcg.coarse import runs_of
 from unity_ir.pcg.differentiate import has_gradient, nodes_with_gradient
 from unity_ir.pcg.graph import Graph
@@ -33,6 +35,7 @@ from unity_ir.pcg.sharding import (
     dual,
     is_shard,
     operand_layout,
+    place,
     result_layout,
     shard_count,
 )
@@ -144,6 +147,13 @@ def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
         return _AxisAssignment(graph, plan, solver).graph()
     except _TooMany:
         return None
+
+
+def is_planned_soon(plan: Graph, machine: Machine) -> bool:
+    """Return whether the moves between the layouts of a plan are planned within seconds."""
+    placement, levels = place(plan, machine.mesh), machine.axis_levels
+    changes = {(placement.layouts[value], target) for value, target in layouts_wanted(plan, placement)}
+    return all(len(runs_of(*change, levels)) <= limits().planned_runs for change in changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from unity_ir.pcg.graph import Graph
-from unity_ir.search.bounds.assign_axes import assign_axes
+from unity_ir.search.bounds.assign_axes import assign_axes, is_planned_soon
 from unity_ir.search.bounds.refine import two_way_cost
 from unity_ir.search.exact.elimination import Memo
 from unity_ir.search.exact.factor_graph import DenseCost, Edge, FactorGraph, PairwiseCost
@@ -26,14 +26,15 @@ from unity_ir.search.layouts.limits import limits
 def plan_of_messages(graph: Graph, builder: FactorGraphBuilder, messages: Messages) -> Graph | None:
     """
     Return a parallel graph of the serial `graph`: of the best choice among the rows of least slack of each variable
-    (`limits().counted_rows`), with axes named; None where naming them would take too long.
+    (`limits().counted_rows`), with axes named; None where naming them, or planning its moves, takes long.
 
     `builder` made the factor graph of `messages`; in its layouts equal axes are counted, and all dims told apart.
     """
     rows = [np.sort(np.argsort(slack, kind="stable")[: limits().counted_rows]) for slack in messages.slack]
     few = _tabulated(messages.problem.among(rows))
     seconds, chosen, least = minimum(few, Memo(), Start(KnownMessages(), (), [PLAIN] * len(few.rows)))
-    return assign_axes(graph, builder.chosen(few, seconds, chosen, least), builder.solver)
+    plan = assign_axes(graph, builder.chosen(few, seconds, chosen, least), builder.solver)
+    return plan if plan is not None and is_planned_soon(plan, builder.solver.spaces.machine) else None
 
 
 def _tabulated(problem: FactorGraph) -> FactorGraph:

@@ -14,17 +14,17 @@ from math import inf, isfinite
 from typing import Literal
 
 from unity_ir.budget import OutOfBudget, own_budget, spend
-from unity_ir.cost.plan import PlanCost, cost, layouts_wanted
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.coarse import runs_of
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins_of, place
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.routes import OF_ROWS
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.recipe import Degrees, expert_degrees, recipe
+from unity_ir.search.bounds.assign_axes import is_planned_soon
 from unity_ir.search.layouts.exchanged import exchange_rows
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
@@ -98,16 +98,9 @@ def _by_hand(
             plan = make(graph, machine, optimizer, price)
         except UnityError:
             continue  # such as a batch that is not divisible
-        if plan not in made and (name != "tofu" or _is_planned_soon(plan, machine)):
+        if plan not in made and (name != "tofu" or is_planned_soon(plan, machine)):
             made.add(plan)
             yield name, (plan, price(plan))
-
-
-def _is_planned_soon(plan: Graph, machine: Machine) -> bool:
-    """Return whether the moves between the layouts of a plan are planned within seconds."""
-    placement, levels = place(plan, machine.mesh), machine.axis_levels
-    changes = {(placement.layouts[value], target) for value, target in layouts_wanted(plan, placement)}
-    return all(len(runs_of(*change, levels)) <= limits().planned_runs for change in changes)
 
 
 def estimated(plan: PricedPlan, optimizer: Optimizer) -> float:

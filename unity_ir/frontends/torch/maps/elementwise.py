@@ -452,7 +452,8 @@ def nan_to_num(
     gradient. Raises `UnityError` for that of a softmax: rows that are masked whole are nan in PyTorch alone.
     """
     del site
-    if x.node.op in ("softmax", "log_softmax"):
+    made = x.node.operands[0].node if x.node.op == "cast" else x.node
+    if made.op in ("softmax", "log_softmax"):
         raise UnityError(
             "rows of a softmax that are masked whole are uniform, not nan; choose 0 for them by torch.where of the mask"
         )
